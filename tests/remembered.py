@@ -28,8 +28,8 @@ from ooc.model.lowering.symbolic import Calls
 from ooc.model.lowering.whole import with_arguments
 from ooc.plan import Hardware, Limits, Workload
 from ooc.plan.layout.layout import Layout
-from ooc.plan.planner import NOTHING, Chosen, choose_workload
-from ooc.plan.problem import Problem, Variants
+from ooc.plan.planner import Chosen, choose_workload
+from ooc.plan.problem import NOTHING, Problem, Variants
 from ooc.plan.solver import minimum_memory
 from ooc.train import job
 

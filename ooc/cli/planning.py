@@ -21,7 +21,7 @@ from ooc.model.task import label_columns
 from ooc.plan import Hardware, Limits
 from ooc.plan.graphs import BIAS, GraphStatistics
 from ooc.plan.program.capacity import LINK_BYTES_PER_S, ExchangeForm, ExchangeWay
-from ooc.plan.simulate.together import together
+from ooc.plan.simulate.timeline import together
 from ooc.progress.plan_report import PlanReport
 from ooc.progress.reporter import Reporter
 from ooc.ranks import ALONE, Ranks

@@ -109,14 +109,12 @@ def _by_pass(
 
 def _taller(passes: Passes, times: int) -> Passes:
     """The same with ``times`` as many edges at once."""
-    if times == 1:
-        return passes
-    taller: list[Pass] = []
-    for item in passes:
-        if isinstance(item, ColumnPass) and item.edges_at_once is not None:
-            item = replace(item, edges_at_once=item.edges_at_once * times)
-        taller.append(item)
-    return Passes(taller)
+
+    def taller(item: Pass) -> Pass:
+        most = item.edges_at_once if isinstance(item, ColumnPass) else None
+        return item if most is None else replace(item, edges_at_once=most * times)
+
+    return passes if times == 1 else Passes(map(taller, passes))
 
 
 def _joined(layout: Layout, frames: int) -> int:

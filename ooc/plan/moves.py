@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a search can begin, and the single steps that lead from one choice to others, in the order they are tried."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, groupby, product
 from operator import itemgetter
+from typing import NamedTuple
 
+from ooc.plan.forecast import TIE
 from ooc.plan.layout.bucketing import bucketable, leaner_bucketed
 from ooc.plan.layout.layout import Choice, Layout, SlabChoice, widths_and_frame_bytes
 from ooc.plan.layout.passes import STEPS_AT_ONCE
@@ -21,6 +23,12 @@ BLOCK_BYTES_OF_TIERS = 64 << 20
 FEW_STEPS = 4096
 """Steps of a row pass beyond which blocks grow with the matrix, whatever their size: planning takes time by the block,
 and what it unrolls memory. Where nothing else fits, blocks are lower again."""
+MOST_STEPS = 4 * FEW_STEPS
+"""Steps of a row pass beyond which lower blocks are tried only where nothing fits without them: most of the memory is
+then the narrowest slab's."""
+_LAST_STEPS = 4 * MOST_STEPS
+"""Steps of a row pass beyond which no lower blocks are tried: a plan takes a minute to make. Where rows are wide and
+slabs narrow, one block of every slab is a part of the memory that lower blocks make small."""
 NARROW_COLUMNS = 8
 """Columns of the narrowest slab: 32 bytes of float32, half a cache line a gathered row."""
 _FEW_COLUMNS = NARROW_COLUMNS, 12, 16, 24, 32, 40, 48, 64
@@ -37,31 +45,60 @@ _SHARES_OF_BUCKETS = (16, 8, 4, 2)
 times."""
 
 
+class Beginning(NamedTuple):
+    """Where a search begins: with the least memory that ``most_steps`` steps of a row pass can do with. Whether the
+    first slabs are computed right into their buffers; how many blocks a step's rows of the widest matrix are; whether
+    some passes have one step at a time; and what is gathered by buckets."""
+
+    most_steps: int
+    direct: bool = True
+    parts: int = 1
+    alone: bool = False
+    bucketed: frozenset[str] = frozenset()
+
+
+Steps = Callable[[Choice], list[Choice]]
+"""What single steps of one kind lead to from a choice, in the order in which they are tried."""
+
+
 class Moves:
     """The choices of one problem."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.workload, self.limits = problem.workload, problem.limits
-        self.on_device, self.sources = problem.hardware.has_device_memory, problem.sources
+        self.on_device, self.sources = problem.on_device, problem.sources
         self.spillable = frozenset() if self.on_device else frozenset(self.workload.scatter_counts)
         self.bucketable = frozenset() if self.on_device else bucketable(self.workload)
 
     # ---- single steps --------------------------------------------------------------------------------------
+
+    def in_order(self) -> Iterator[tuple[Steps, float]]:
+        """The kinds of steps of a descent, and the part of an epoch that each has to gain."""
+        for group in self.groups():
+            yield partial(self.cuts, group), 0.0
+            yield partial(self.direct, group), 0.0
+            yield partial(self.shard, group), TIE
+            if self.on_device:  # not on the CPU, which computes longer than it moves blocks: no epoch became shorter
+                yield partial(self.overlap_last, group), TIE
+        yield from ((kind, 0.0) for kind in (self.spills, self.buckets, self.parts, self.tall_pulls, self.heights_of))
+        if self.on_device:
+            yield lambda choice: [replace(choice, spare_writes=True)], 0.0
 
     def groups(self) -> list[list[str]]:
         """Sources of one shape and role, which are held alike: the search is as long as there are shapes."""
         groups: dict[tuple[int, int, int, bool, bool], list[str]] = {}
         for name in self.sources:
             matrix = self.workload.matrices[name]
-            loaded = any(name in s.loads for stages in self.workload.programs.values() for s in stages)
+            loaded = any(name in stage.loads for stage in self.workload.stages)
             shardable = name in self.workload.shardable
             groups.setdefault((matrix.rows, matrix.columns, matrix.itemsize, loaded, shardable), []).append(name)
         return list(groups.values())
 
     def in_memory(self, choice: Choice) -> list[Choice]:
-        """The same with nothing spilled or gathered by buckets."""
-        return [replace(choice, spilled_sums=frozenset(), bucketed={}), replace(choice, bucketed={})]
+        """The same with nothing gathered by buckets, or spilled."""
+        in_memory = replace(choice, spilled_sums=frozenset())
+        return [replace(in_memory, bucketed={}), replace(choice, bucketed={}), in_memory]
 
     def whole(self, choice: Choice) -> list[Choice]:
         """The same with every source in memory whole."""
@@ -69,25 +106,25 @@ class Moves:
             return []
         return [replace(one, cuts=dict.fromkeys(self.sources, WHOLE)) for one in (*self.in_memory(choice), choice)]
 
-    def cuts(self, choice: Choice, group: list[str]) -> list[Choice]:
+    def cuts(self, group: list[str], choice: Choice) -> list[Choice]:
         """Other ways to hold the sources of ``group``: whole, or in more and more slabs."""
         held = choice.cuts[group[0]]
         ways = [replace(way, direct=held.direct, overlap_last=held.overlap_last) for way in self._ways(group[0])]
         return [_held(choice, group, way) for way in ways]
 
-    def direct(self, choice: Choice, group: list[str]) -> list[Choice]:
+    def direct(self, group: list[str], choice: Choice) -> list[Choice]:
         """The first slabs computed into their buffers, or by way of blocks."""
         cut = choice.cuts[group[0]]
         if not (cut.columns or cut.sharded) or (cut.direct and not self.on_device):
             return []
         return [_held(choice, group, replace(cut, direct=not cut.direct))]
 
-    def overlap_last(self, choice: Choice, group: list[str]) -> list[Choice]:
+    def overlap_last(self, group: list[str], choice: Choice) -> list[Choice]:
         """The last slab pulled by the row pass, or not."""
         cut = choice.cuts[group[0]]
         return [_held(choice, group, replace(cut, overlap_last=not cut.overlap_last))] if cut.columns else []
 
-    def shard(self, choice: Choice, group: list[str]) -> list[Choice]:
+    def shard(self, group: list[str], choice: Choice) -> list[Choice]:
         """Slabs of all of ``group``, or of one source, sharded among the processes, as wide as they can be or as they
         are; or sharded no longer."""
         if self.limits.exchange is not ExchangeForm.AUTO or group[0] not in self.workload.shardable:
@@ -128,8 +165,14 @@ class Moves:
         given up, or no longer, to spare writes."""
         pulls = filter(None, (stage.pull for stage in self.workload.programs["train"]))
         groups = [[name] for name in sorted({pull.source for pull in pulls})]
-        held = [[*self.direct(choice, group), *self.overlap_last(choice, group)] for group in groups]
+        held = [[*self.direct(group, choice), *self.overlap_last(group, choice)] for group in groups]
         return [replace(choice, spare_writes=not choice.spare_writes), *chain(*held)]
+
+    def heights_of(self, choice: Choice) -> list[Choice]:
+        """Steps of other heights."""
+        layout = self.problem.layout(choice)
+        heights = self.heights(FEW_STEPS, choice.parts * layout.frame_bytes // layout.step_rows)
+        return [replace(choice, step_rows=height) for height in heights]
 
     def tall_pulls(self, choice: Choice) -> list[Choice]:
         """More rows pulled at once, in memory of their own; on the CPU no longer so, either."""
@@ -145,23 +188,34 @@ class Moves:
             cuts = {name: replace(cut, columns=min(columns, cut.columns)) for name, columns in self.sources.items()}
             yield replace(like, cuts=cuts)
 
-    def minimum_memory(
-        self, height: int, bucketed: frozenset[str], most: float, *, direct: bool, parts: int = 1, alone: bool = False
-    ) -> tuple[Choice, Layout] | None:
+    @cached_property
+    def beginnings(self) -> list[Beginning]:
+        """In the order in which they are tried, the first that fits is taken: smaller blocks where nothing fits
+        without, and on the CPU one step at a time where not even that fits."""
+        powers = [power for power in range(9) if power % 2 == 0 or not self.on_device]
+        either = True, False
+        kinds = [
+            [Beginning(FEW_STEPS), *(Beginning(*one) for one in product((MOST_STEPS, _LAST_STEPS), either))],
+            [Beginning(_LAST_STEPS, direct, 1 << power) for power, direct in product(powers[1:], either)],
+            [Beginning(_LAST_STEPS, direct, 1 << power, alone=True) for power, direct in product(powers, either)],
+        ]
+        buckets = dict.fromkeys((frozenset[str](), self.bucketable))  # which have to be counted first
+        every = product(kinds[:2] if self.on_device else kinds, buckets)
+        return [one._replace(bucketed=bucketed) for kind, bucketed in every for one in kind]
+
+    def minimum_memory(self, height: int, beginning: Beginning, most: float) -> tuple[Choice, Layout] | None:
         """Steps of ``height`` rows in the least memory: slabs as narrow as they go, but where blocks of many slabs take
         more; None where that is more than ``most`` bytes. Found once for all budgets of a workload; of small graphs,
         every beginning tries the same heights, too."""
         known, limits, spare_writes = self.workload.leanest, self.limits, self.problem.most_written is not None
-        way = height, bucketed, direct, parts, alone
-        asked = *way, spare_writes, self.on_device, limits.slab_columns, limits.exchange
+        asked = height, *beginning[1:], spare_writes, self.on_device, limits.slab_columns, limits.exchange
         found = known.get(asked, -1)  # or than how much it is more
         if not isinstance(found, Choice) and found < most:
-            found = known[asked] = self._minimum_memory(*way, most) or most
+            found = known[asked] = self._minimum_memory(height, beginning, most) or most
         return (found, self.problem.layout(found)) if isinstance(found, Choice) else None
 
-    def _minimum_memory(
-        self, height: int, bucketed: frozenset[str], direct: bool, parts: int, alone: bool, limit: float
-    ) -> Choice | None:
+    def _minimum_memory(self, height: int, beginning: Beginning, limit: float) -> Choice | None:
+        _, direct, parts, alone, bucketed = beginning
         widest = max(self.sources.values(), default=1)
         of_frame = -(-widest // parts)  # in a slab of which a step fills a frame
         few = [width for width in _FEW_COLUMNS if not self.on_device or width & (width - 1) == 0]
@@ -221,7 +275,7 @@ class Moves:
         direct = whole.union(name for name, cut in cuts.items() if cut.direct)
         slabs = {name: -(-matrix.columns // widths[name]) for name, matrix in work.matrices.items()}
         most = 0
-        for stage in chain(*work.programs.values()):
+        for stage in work.stages:
             names, pull = {*stage.loads}.difference(whole).union({*stage.stores}.difference(direct)), stage.pull
             blocks = 0
             if pull is not None and pull.source not in whole:

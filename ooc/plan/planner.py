@@ -13,9 +13,9 @@ passes and sweeps, where one resource waits for another. That is a quarter of an
 steps, so there a few candidates are simulated.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from ooc.errors import BudgetError
@@ -23,14 +23,13 @@ from ooc.plan.cost import pcie_seconds, ssd_seconds
 from ooc.plan.forecast import TIE
 from ooc.plan.hardware import UNMEASURED, Hardware
 from ooc.plan.layout.passes import shuffles_in
-from ooc.plan.problem import Problem, Recomputed, Variants
+from ooc.plan.problem import NOTHING, Problem, Recomputed, State, Variants
 from ooc.plan.program.capacity import Limits, budget_of
 from ooc.plan.program.plan import Plan
-from ooc.plan.solver import PlannedLayout, simulated_best, solve, solve_from
+from ooc.plan.solver import descend, simulated_best, solve
 from ooc.plan.workload import Workload
 from ooc.sizes import format_size
 
-NOTHING: Recomputed = frozenset()
 _MARGIN = 0.1
 """What a set may gain by a choice of its own over the one that was best without recomputing."""
 _FEW_STAGES = 3
@@ -52,51 +51,49 @@ def make_plan(workload: Workload, limits: Limits, hardware: Hardware = UNMEASURE
 
 def choose_workload(variants: Variants, limits: Limits, hardware: Hardware) -> Chosen:
     """The fastest of ``variants`` within ``limits``, planned; BudgetError, with the least budgets, where none is."""
-    ends = _ends(variants(NOTHING), limits, hardware)
-    kept = _keeping(ends, limits)
-    if kept is None:
-        return _writing_less(ends, variants)
-    recomputed, best = _descend(kept, variants)
-    fastest = simulated_best(best, *([] if best is kept else [kept]))
-    return Chosen(recomputed if fastest.problem.workload is best.problem.workload else NOTHING, fastest.plan)
+    kept = _fastest(Problem(variants(NOTHING), limits, hardware, variants=variants))
+    if not _keeps_limit(kept):
+        best = _writing_less(kept)
+    else:
+        best = _descend(kept)
+        best = simulated_best(best, *([] if best is kept else [kept]))
+    return Chosen(best.problem.recomputed, best.plan)
 
 
-# ---- one workload ----------------------------------------------------------------------------------------------
+# ---- one set of recomputed stages ------------------------------------------------------------------------------
 
 
-def plan_layout(workload: Workload, limits: Limits, hardware: Hardware, began: int = 0) -> PlannedLayout:
-    """The fastest way to run ``workload`` that keeps ``limits``; raises BudgetError as ``make_plan`` does. ``began``:
-    as of ``solve``."""
-    ends = _ends(workload, limits, hardware, began)
-    keeping = _keeping(ends, limits)
-    if keeping is None:
-        raise BudgetError(_excess(min((one.plan for one in ends), key=_written), limits))
-    return keeping
+def plan_layout(workload: Workload, limits: Limits, hardware: Hardware) -> State:
+    """The fastest way to run ``workload`` that keeps ``limits``; raises BudgetError as ``make_plan`` does."""
+    fastest = _fastest(Problem(workload, limits, hardware))
+    if not _keeps_limit(fastest):
+        raise _excess(fastest.plan, limits)
+    return fastest
 
 
-def _ends(workload: Workload, limits: Limits, hardware: Hardware, began: int = 0) -> list[PlannedLayout]:
-    """The fastest way to run ``workload``; where it writes more than it may, the one that writes least; and where that
-    does not, the fastest one of what is looked for within the limit."""
-    fastest = solve(Problem(workload, limits, hardware), began)
-    if _keeping([fastest], limits) is not None:
-        return [fastest]
-    fewest = solve(Problem(workload, limits, hardware, most_written=0), began)
-    if _keeping([fewest], limits) is None:
-        return [fastest, fewest]
-    return [fastest, fewest, solve(Problem(workload, limits, hardware, most_written=limits.ssd_write_bytes), began)]
+def _fastest(problem: Problem) -> State:
+    """The fastest way to run it; where that writes more than it may, the fastest of what is looked for within the
+    limit; and where there is none, what writes least."""
+    fastest = solve(problem)
+    if _keeps_limit(fastest):
+        return fastest
+    fewest = solve(replace(problem, most_written=0))
+    if not _keeps_limit(fewest):
+        return min(fastest, fewest, key=_written)
+    within = solve(replace(problem, most_written=problem.limits.ssd_write_bytes))
+    return within if _keeps_limit(within) else fewest
 
 
-def _keeping(ends: Sequence[PlannedLayout], limits: Limits) -> PlannedLayout | None:
-    """The last of ``ends`` that writes no more than it may."""
-    limit = limits.ssd_write_bytes
-    return next((one for one in reversed(ends) if limit is None or _written(one.plan) <= limit), None)
+def _keeps_limit(state: State) -> bool:
+    limit = state.problem.limits.ssd_write_bytes
+    return limit is None or _written(state) <= limit
 
 
-def _written(plan: Plan) -> int:
-    return plan.ssd_write_bytes
+def _written(state: State) -> int:
+    return state.plan.ssd_write_bytes
 
 
-def _excess(plan: Plan, limits: Limits) -> str:
+def _excess(plan: Plan, limits: Limits) -> BudgetError:
     """Who writes how much, what may be written, and what would do."""
     larger = "memory=" if limits.one_memory else "host_budget="
     lowest = plan.lowest("train")
@@ -108,7 +105,7 @@ def _excess(plan: Plan, limits: Limits) -> str:
     for item in plan.programs["train"]:
         written |= {name: one.nbytes for name, one in shuffles_in(item.stores, plan.matrices).items()}
     most = max(written, key=lambda name: written[name])
-    return (
+    return BudgetError(
         f"the plan that writes least writes {format_size(plan.ssd_write_bytes)} an epoch to the SSD, of which "
         f"{format_size(written[most])} are {most}, and the limit is {format_size(limits.ssd_write_bytes or 0)}; "
         f"give max_ssd_writes='{budget_of(plan.ssd_write_bytes)}', or a larger {larger}"
@@ -118,138 +115,113 @@ def _excess(plan: Plan, limits: Limits) -> str:
 # ---- what is recomputed ----------------------------------------------------------------------------------------
 
 
-def _descend(kept: PlannedLayout, variants: Variants) -> tuple[Recomputed, PlannedLayout]:
-    """The best set of recomputed stages that is found, and how to run it. ``kept``: where nothing is recomputed."""
-    limits, hardware = kept.problem.limits, kept.problem.hardware
-    best, recomputed, tried = kept, NOTHING, {NOTHING}
-    promising, sparing = _promising(kept, variants)
-    for start in (_greedy(kept, promising, variants), NOTHING) if promising else ():
+def _descend(kept: State) -> State:
+    """The best way to run the best set of recomputed stages that is found. ``kept``: where nothing is recomputed."""
+    if kept.waiting_s <= 0:  # known before any stage is described
+        return kept
+    added_s, nbytes = _added_s(kept), kept.problem.kept_bytes
+    promising = [stage for stage in _by_seconds_a_byte(kept, added_s) if added_s[stage] < kept.waiting_s]
+    # Others pay only if what then has their memory is moved no longer, which greedy sets tell.
+    sparing = [stage for stage in nbytes if added_s[stage] < min(kept.waiting_s, _moving_s(kept, nbytes[stage]))]
+    best, tried, is_limited = kept, {NOTHING}, kept.problem.limits.ssd_write_bytes is not None
+    for start in (_greedy(kept, promising), NOTHING) if promising else ():
         centre: Recomputed | None = start
         while centre is not None:
-            around = _worth_trying(kept, {centre, *_neighbours(centre, sparing, kept.problem)} - tried, variants)
-            tried.update(around)
+            around = {centre, *kept.problem.neighbours(centre, sparing)} - tried
+            tried |= around
             centre = None
-            for candidate in around:
-                problem = Problem(variants(candidate), limits, hardware)
-                like = problem.like(kept.choice)
-                if candidate != start and (like is None or like.seconds >= (1 + _MARGIN) * best.seconds):
+            for problem in _worth_trying(kept, around):
+                like = problem.state(problem.held_like(kept.choice))
+                if problem.recomputed != start and (like is None or like.seconds >= (1 + _MARGIN) * best.seconds):
                     continue
-                if like is None or limits.ssd_write_bytes is not None:
-                    other = _within(problem, kept.began)
-                else:  # the whole search takes several times as long, and is for the best of them alone
-                    other = solve_from(problem, like)
+                # The whole search takes several times as long, and is for the best of them alone.
+                other = _within(problem) if like is None or is_limited else descend(like)
                 if other is not None and other.seconds < (1 - TIE) * best.seconds:
-                    best, recomputed, centre = other, candidate, candidate
-    if best is kept or limits.ssd_write_bytes is not None:  # which has been planned from the ground
-        return recomputed, best
-    anew = _within(best.problem, kept.began)
-    return recomputed, best if anew is None or anew.seconds >= best.seconds else anew
+                    best, centre = other, problem.recomputed
+    if best is kept or is_limited:  # which has been planned from the ground
+        return best
+    anew = _within(replace(best.problem))
+    return best if anew is None or anew.seconds >= best.seconds else anew
 
 
-def _neighbours(centre: Recomputed, stages: Sequence[int], problem: Problem) -> Iterator[Recomputed]:
-    """The sets with one stage more or one less. Of stages that are alike, as those beside them are, one: the first one
-    more, as what it keeps waits longest, or the last one less."""
-    alike: dict[Hashable, int] = {}
-    for before, stage, after in zip([None, *stages], stages, [*stages[1:], None], strict=False):
-        key = problem.shape_of(stage), *(one in centre for one in (before, stage, after))
-        if stage in centre or key not in alike:
-            alike[key] = stage
-    return (centre ^ {stage} for stage in alike.values())
-
-
-def _within(problem: Problem, began: int = 0) -> PlannedLayout | None:
-    """None where that takes more memory than there is, or writes more than it may. ``began``: where the search for what
-    fits begins, as it takes as long for every set of recomputed stages."""
+def _within(problem: Problem) -> State | None:
+    """None where that takes more memory than there is, or writes more than it may."""
     try:
-        return plan_layout(problem.workload, problem.limits, problem.hardware, began)
+        found = _fastest(problem)
     except BudgetError:
         return None
+    return found if _keeps_limit(found) else None
 
 
-def _greedy(kept: PlannedLayout, stages: Sequence[int], variants: Variants) -> Recomputed:
-    """Of 1, 2, 4, … of ``stages`` and all of them, those that take fewest seconds for the bytes that are spared first,
-    the set with the shortest forecast, its matrices held as where nothing is recomputed; of those that do not fit so,
-    the smallest."""
+def _greedy(kept: State, order: Sequence[int]) -> Recomputed:
+    """Of the first 1, 2, 4, … stages of ``order`` and all of them the set with the shortest forecast, its matrices held
+    as where nothing is recomputed; of those that do not fit so, the smallest."""
 
-    def forecast_s(recomputed: Recomputed) -> float:
-        like = Problem(variants(recomputed), kept.problem.limits, kept.problem.hardware).like(kept.choice)
+    def forecast_s(problem: Problem) -> float:
+        like = problem.state(problem.held_like(kept.choice))
         return float("inf") if like is None else like.seconds
 
-    order = _by_seconds_a_byte(kept, stages, variants)
     sizes = {min(1 << power, len(order)) for power in range(len(order).bit_length() + 1)}
-    sets = _worth_trying(kept, (frozenset(order[:size]) for size in sizes), variants)
-    return min(sets, key=forecast_s, default=NOTHING)
+    best = min(_worth_trying(kept, {frozenset(order[:size]) for size in sizes}), key=forecast_s, default=None)
+    return NOTHING if best is None else best.recomputed
 
 
-def _by_seconds_a_byte(kept: PlannedLayout, stages: Iterable[int], variants: Variants) -> list[int]:
-    """Those of ``stages`` first that take fewest seconds for each byte that is then not kept."""
-    nbytes, added_s = kept.problem.kept_bytes, _added_s(kept, variants)
-    return sorted(stages, key=lambda stage: (added_s[stage] / nbytes[stage], stage))
+def _by_seconds_a_byte(kept: State, added_s: Mapping[int, float]) -> list[int]:
+    """The stages that could be recomputed, first those that take fewest seconds for each byte that is then not kept."""
+    return sorted(added_s, key=lambda stage: (added_s[stage] / kept.problem.kept_bytes[stage], stage))
 
 
-def _added_s(kept: PlannedLayout, variants: Variants) -> dict[int, float]:
+def _added_s(kept: State) -> dict[int, float]:
     """By stage: how much longer an epoch computes where it alone is recomputed, and matrices are held as they are. Of
     those that are alike one is described."""
     problem, by_shape = kept.problem, dict[Hashable, float]()
     for stage in problem.kept_bytes:
-        if (shape := problem.shape_of(stage)) not in by_shape:
-            alone = Problem(variants(frozenset((stage,))), problem.limits, problem.hardware)
+        if (shape := problem.shapes[stage]) not in by_shape:
+            alone = problem.recomputing(frozenset((stage,)))
             layout = alone.layout(alone.held_like(kept.choice))
             by_shape[shape] = alone.computing_s(layout) - problem.computing_s(kept.layout)
-    return {stage: by_shape[problem.shape_of(stage)] for stage in problem.kept_bytes}
+    return {stage: by_shape[problem.shapes[stage]] for stage in problem.kept_bytes}
 
 
-def _promising(kept: PlannedLayout, variants: Variants) -> tuple[list[int], list[int]]:
-    """The stages that may be worth recomputing: those that take less than an epoch waits if everything is kept. And of
-    these the ones that take less than to move what they keep: others pay only if what then has their memory is moved
-    no longer, which greedy sets tell."""
-    problem, hardware = kept.problem, kept.problem.hardware
-    waiting = kept.waiting_s
-    if waiting <= 0:  # known before any of them is described
-        return [], []
-    request_bytes = kept.layout.frame_bytes
-
-    def moving_s(nbytes: int) -> float:
-        """To write what a stage keeps and to read it, one after the other."""
-        written = ssd_seconds(hardware, read_bytes=0, write_bytes=nbytes, request_bytes=request_bytes)
-        read = ssd_seconds(hardware, read_bytes=nbytes, write_bytes=0, request_bytes=request_bytes)
-        over_pcie = pcie_seconds(hardware, to_device_bytes=nbytes, to_host_bytes=0)
-        return written + read + over_pcie + pcie_seconds(hardware, to_device_bytes=0, to_host_bytes=nbytes)
-
-    nbytes, added_s = problem.kept_bytes, _added_s(kept, variants)
-    promising = [stage for stage in nbytes if added_s[stage] < waiting]
-    return promising, [stage for stage in promising if added_s[stage] < moving_s(nbytes[stage])]
+def _moving_s(kept: State, nbytes: int) -> float:
+    """To write what a stage keeps and to read it, one after the other."""
+    hardware, request_bytes = kept.problem.hardware, kept.layout.frame_bytes
+    written = ssd_seconds(hardware, read_bytes=0, write_bytes=nbytes, request_bytes=request_bytes)
+    read = ssd_seconds(hardware, read_bytes=nbytes, write_bytes=0, request_bytes=request_bytes)
+    over_pcie = pcie_seconds(hardware, to_device_bytes=nbytes, to_host_bytes=0)
+    return written + read + over_pcie + pcie_seconds(hardware, to_device_bytes=0, to_host_bytes=nbytes)
 
 
-def _worth_trying(kept: PlannedLayout, sets: Iterable[Recomputed], variants: Variants) -> list[Recomputed]:
-    """The smallest first; without those that compute for longer than all that an epoch waits if everything is kept."""
-    problem, height = kept.problem, kept.layout.step_rows
-    waiting, least = kept.waiting_s, problem.bound_s(height)
+def _worth_trying(kept: State, sets: Iterable[Recomputed]) -> Iterator[Problem]:
+    """Of recomputing each of ``sets``, the smallest first; without those that compute for longer than all that an epoch
+    waits if everything is kept."""
+    height = kept.layout.step_rows
+    least_s = kept.problem.bound_s(height)
+    for recomputed in sorted(sets, key=_by_size):
+        problem = kept.problem.recomputing(recomputed)
+        if problem.bound_s(height) - least_s < kept.waiting_s:
+            yield problem
 
-    def pays(recomputed: Recomputed) -> bool:
-        bound = Problem(variants(recomputed), problem.limits, problem.hardware).bound_s(height)
-        return bound - least < waiting
 
-    return sorted(filter(pays, sets), key=lambda recomputed: (len(recomputed), sorted(recomputed)))
+def _by_size(recomputed: Recomputed) -> tuple[int, list[int]]:
+    return len(recomputed), sorted(recomputed)
 
 
-def _writing_less(kept: list[PlannedLayout], variants: Variants) -> Chosen:
-    """The fastest workload that keeps a limit on written bytes which ``kept``, the ends of keeping everything, do
+def _writing_less(kept: State) -> State:
+    """The fastest workload that keeps a limit on written bytes which ``kept``, where nothing is recomputed, does
     not."""
-    free, *_ = kept
-    limits, hardware = free.problem.limits, free.problem.hardware
-    stages = list(free.problem.kept_bytes)
+    stages = list(kept.problem.kept_bytes)
     if len(stages) > _FEW_STAGES:  # those that greed leads to, else every set
-        order = _by_seconds_a_byte(free, stages, variants)
-        tried = {frozenset(order[: n + 1]) for n in range(len(order))}
+        order = _by_seconds_a_byte(kept, _added_s(kept))
+        tried = [frozenset(order[: n + 1]) for n in range(len(order))]
     else:
-        tried = {frozenset(some) for n in range(len(stages)) for some in combinations(stages, n + 1)}
-    found = [(NOTHING, kept)]
-    for recomputed in sorted(tried, key=lambda recomputed: (len(recomputed), sorted(recomputed))):
+        tried = [frozenset(some) for n in range(len(stages)) for some in combinations(stages, n + 1)]
+    found = [kept]
+    for recomputed in sorted(tried, key=_by_size):
         with suppress(BudgetError):  # its memory is short
-            found.append((recomputed, _ends(variants(recomputed), limits, hardware)))
-    keeping = [(one.seconds, recomputed, one) for recomputed, ends in found if (one := _keeping(ends, limits))]
-    if keeping:
-        _, recomputed, planned = min(keeping, key=lambda one: one[0])
-        return Chosen(recomputed, planned.plan)
-    raise BudgetError(_excess(min((one.plan for _, ends in found for one in ends), key=_written), limits))
+            found.append(_fastest(kept.problem.recomputing(recomputed)))
+    keeping = filter(_keeps_limit, found)
+    best = min(keeping, key=lambda one: one.seconds, default=None)
+    if best is None:
+        raise _excess(min(found, key=_written).plan, kept.problem.limits)
+    return best

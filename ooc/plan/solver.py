@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The solver of the planner's problem for one set of recomputed stages: descent by single steps, begun several times.
+"""The solver of the planner's problem: descent by single steps, for one set of recomputed stages begun several times.
 
 A descent goes to whatever makes the cost smaller, sources of one shape together, until no change helps; at the end of
 the best one, single sources are tried whole. It begins with the least memory (narrow slabs, one buffer each), with the
@@ -12,47 +12,22 @@ the first slabs of what is gathered go by way of blocks like the others (``SlabC
 become lower.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import chain, product
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import replace
+from itertools import chain
 from math import inf
 
 from ooc.errors import BudgetError
 from ooc.plan.cost import tasks_are_few
 from ooc.plan.forecast import TIE
 from ooc.plan.layout.layout import Choice, Layout, layout_key
-from ooc.plan.layout.passes import ColumnPass, RowPass, column_step_rows, row_step_rows
-from ooc.plan.moves import FEW_STEPS, Moves
-from ooc.plan.problem import WHOLE, Candidate, Problem
-from ooc.plan.program.build import build_plan
+from ooc.plan.layout.passes import ColumnPass, column_step_rows, row_step_rows
+from ooc.plan.moves import FEW_STEPS, Beginning, Moves
+from ooc.plan.problem import WHOLE, Problem, State
 from ooc.plan.program.capacity import blocks_in, frames_needed
-from ooc.plan.program.plan import Plan
 from ooc.plan.program.program import EPOCH
-from ooc.plan.simulate.simulator import simulate
-from ooc.plan.simulate.together import together
 from ooc.plan.workload import Workload
 
-MOST_STEPS = 4 * FEW_STEPS
-"""Steps of a row pass beyond which lower blocks are tried only where nothing fits without them: most of the memory is
-then the narrowest slab's."""
-_LAST_STEPS = 4 * MOST_STEPS
-"""Steps of a row pass beyond which no lower blocks are tried: a plan takes a minute to make. Where rows are wide and
-slabs narrow, one block of every slab is a part of the memory that lower blocks make small."""
-_Beginning = tuple[int, bool, int, bool]
-_Way = tuple[_Beginning, frozenset[str]]
-_BEGINNINGS: tuple[_Beginning, ...] = (
-    (FEW_STEPS, True, 1, False),
-    *((most, direct, 1, False) for most in (MOST_STEPS, _LAST_STEPS) for direct in (True, False)),
-)
-"""The most steps, whether the first slabs are computed right into their buffers, how many blocks a step's rows of the
-widest matrix are, and whether some passes have one step at a time: the first that fits is taken."""
-_SMALLER_BEGINNINGS = tuple(
-    (_LAST_STEPS, direct, 1 << power, False) for power in range(1, 9) for direct in (True, False)
-)
-"""The same where nothing fits so."""
-_LAST_BEGINNINGS = tuple((_LAST_STEPS, direct, 1 << power, True) for power in range(9) for direct in (True, False))
-"""The same on the CPU where not even that fits."""
 _MOST_BLOCKS = 1 << 20
 """That a layout of smaller frames may have: a plan of 700,000 blocks took two and a half minutes."""
 _LEAST_FRAME_BYTES = 3 << 20
@@ -67,94 +42,69 @@ _OTHERS, _BEHIND, _ALIKE = 12, 1.25, 1e-3
 differ: those with equal ones mostly differ in what makes no difference."""
 
 
-@dataclass(frozen=True)
-class PlannedLayout:
-    """How a problem's workload is to be run: ``layout``, of ``choice``, an epoch of which is forecast to take
-    ``seconds``. ``others`` were forecast to be hardly slower, the fastest first. ``plan`` is unrolled when it is first
-    asked for."""
-
-    problem: Problem
-    choice: Choice
-    layout: Layout
-    seconds: float
-    others: tuple[Candidate, ...] = ()
-    began: int = 0
-    """The number of the first way to begin that fits."""
-
-    @cached_property
-    def plan(self) -> Plan:
-        return build_plan(self.layout, self.problem.capacity)
-
-    @cached_property
-    def waiting_s(self) -> float:
-        """Seconds that an epoch waits for data of its own; for other processes it waits as long whatever is kept."""
-        return self.problem.waiting_s(self.layout)
-
-    @cached_property
-    def simulated_s(self) -> float:
-        """Seconds of an epoch by the simulator, with what is waited for the rows of other processes."""
-        epoch, problem = build_plan(self.layout, self.problem.capacity, epoch_only=True), self.problem
-        alone = simulate(epoch, problem.workload, problem.hardware)
-        return together([alone], [epoch.received(EPOCH)], problem.received_bytes_per_s)[0].epoch_s
-
-    @property
-    def steps(self) -> int:
-        """Of an epoch, but for those that processes share: so long does it take to simulate."""
-        passes, matrices, height = self.layout.programs[EPOCH], self.layout.matrices, self.layout.step_rows
-        sweeps = 0
-        for item in passes:
-            if isinstance(item, ColumnPass):
-                edges = self.problem.workload.topologies[item.pull.direction].edges
-                pieces = edges // (item.edges_at_once or edges + 1)
-                sweeps += item.slabs * (-(-item.rows // column_step_rows(item, matrices, height)) + pieces)
-        rows = [item for item in passes if isinstance(item, RowPass)]
-        return sweeps + sum(-(-item.rows // row_step_rows(item, height)) for item in rows)
+def solve(problem: Problem) -> State:
+    """The best of descents from the least memory; BudgetError, with the least budgets that would do, if none fits."""
+    moves = Moves(problem)
+    least = _least_memory(moves)
+    best = min(map(descend, (least, *_taller(moves, least), *_finer(least))), key=lambda one: one.score)
+    if problem.limits.slab_columns is None:
+        for name in problem.sources:  # of those of one shape there may be memory to hold one whole
+            best = _better(best, [replace(best.choice, cuts={**best.choice.cuts, name: WHOLE})])
+    return best
 
 
-def solve(problem: Problem, began: int = 0) -> PlannedLayout:
-    """The best of descents from the least memory; BudgetError, with the least budgets that would do, if none fits.
-    ``began``: ways to begin before that one are known not to fit."""
-    return _Solver(problem, began).run()
+def descend(best: State) -> State:
+    """The best that single steps from ``best`` lead to."""
+    problem, moves = best.problem, Moves(best.problem)
+    if problem.on_device:
+        best = next(filter(None, map(problem.state, moves.tall_pulls(best.choice))), best)
+    if best.score > (0, 0):
+        best = _better(best, moves.whole(best.choice))
+    best = _better(best, moves.in_memory(best.choice))
+    for _ in range(_ROUNDS):
+        before = best.score
+        for steps, gain in moves.in_order():
+            best = _better(best, steps(best.choice), gain)
+        if best.score >= before:
+            break
+    return best
 
 
-def solve_from(problem: Problem, beginning: Candidate) -> PlannedLayout:
-    """The best that descent from ``beginning`` leads to."""
-    solver = _Solver(problem)
-    return solver.planned(solver.descend(beginning))
+def _better(best: State, choices: Iterable[Choice], gain: float = 0.0) -> State:
+    """What costs least of ``choices``, where an epoch is shorter by that part, or ``best``."""
+    found, remembered = best, _BEHIND if best.problem.on_device else 1.0
+    for choice in choices:
+        other = None if choice == found.choice else best.problem.state(choice, remembered * found.seconds)
+        if other is not None and other.score < found.score:
+            found = other
+    return found if found.score < (best.score[0], (1 - gain) * best.seconds) else best
+
+
+# ---- the least memory ------------------------------------------------------------------------------------------
 
 
 def minimum_memory(problem: Problem) -> Layout:
     """The layout that takes the least memory, whatever the limits."""
-    moves = Moves(problem)
-    beginnings = _BEGINNINGS + _SMALLER_BEGINNINGS + _LAST_BEGINNINGS
-    buckets = dict.fromkeys((frozenset[str](), moves.bucketable))
-    return _smallest(moves, product(beginnings, buckets), problem.capacity.least, 0)
+    return _smallest(Moves(problem), problem.capacity.least, 0)
 
 
-def _smallest(
-    moves: Moves, ways: Iterable[_Way], lacking: Callable[[Layout], tuple[float, float]], there_are: int
-) -> Layout:
-    """Of what takes the least memory, whichever of ``ways`` it begins, what is ``lacking`` least, which is no less than
-    what it takes beyond the bytes that ``there_are``."""
+def _smallest(moves: Moves, lacking: Callable[[Layout], tuple[float, float]], there_are: int) -> Layout:
+    """Of what takes the least memory, wherever it begins, what is ``lacking`` least, which is no less than what it
+    takes beyond the bytes that ``there_are``."""
     found: list[Layout] = []
-    for way in ways:
+    for beginning in moves.beginnings:
         most = there_are + lacking(found[0])[0] if found else inf
-        tried = (layout for _, layout in _leanest(moves, *way, most))
+        tried = (layout for _, layout in _leanest(moves, beginning, most))
         found = [min(chain(found, tried), key=lacking)]
     return found[0]
 
 
-def _leanest(
-    moves: Moves, beginning: _Beginning, bucketed: frozenset[str], most: float
-) -> Iterator[tuple[Choice, Layout]]:
+def _leanest(moves: Moves, beginning: Beginning, most: float) -> Iterator[tuple[Choice, Layout]]:
     """What takes the least memory, for steps of every height, the tallest first, where that is no more than ``most``
     bytes."""
-    most_steps, direct, parts, alone = beginning
-    if moves.on_device and (alone or parts.bit_length() % 2 == 0):  # no power of four
-        return
-    for height in moves.heights(most_steps):
-        found = moves.minimum_memory(height, bucketed, most, direct=direct, parts=parts, alone=alone)
-        if found is not None and (parts == 1 or _may_be_finer(found[1], moves.workload)):
+    for height in moves.heights(beginning.most_steps):
+        found = moves.minimum_memory(height, beginning, most)
+        if found is not None and (beginning.parts == 1 or _may_be_finer(found[1], moves.workload)):
             yield found
 
 
@@ -163,18 +113,72 @@ def _may_be_finer(layout: Layout, workload: Workload) -> bool:
     return layout.frame_bytes >= _LEAST_FRAME_BYTES or blocks_in(layout, workload) <= _MOST_BLOCKS
 
 
-def solve_from_one_width(first: PlannedLayout) -> PlannedLayout | None:
+# ---- where descents begin --------------------------------------------------------------------------------------
+
+
+def _least_memory(moves: Moves) -> State:
+    """What takes the least memory, with the tallest blocks that leave three quarters of it for other things. Laying out
+    takes most of a plan's time, so no lower blocks are laid out than are asked for."""
+    problem, capacity = moves.problem, moves.problem.capacity
+    for number, beginning in enumerate(moves.beginnings[problem.began :], problem.began):
+        fitting: Choice | None = None
+        for choice, layout in _leanest(moves, beginning, capacity.most_bytes):
+            if capacity.fits(layout):
+                fitting = choice
+                needed_bytes = frames_needed(layout, problem.workload) * layout.frame_bytes
+                if beginning.most_steps > FEW_STEPS or 4 * needed_bytes <= capacity.arena_bytes(layout):
+                    break
+        if fitting is not None:
+            found, problem.began = problem.state(fitting), number
+            assert found is not None, "it fits"
+            return found
+    if problem.limits.one_memory:
+        raise BudgetError(capacity.shortage(minimum_memory(problem)))
+    raise BudgetError(capacity.shortage(_smallest(moves, capacity.lacking, capacity.most_bytes)))
+
+
+def _taller(moves: Moves, least: State) -> Iterator[State]:
+    """The least memory with taller steps, as long as steps have too few tiles for the threads of the CPU. Where these
+    only fit with narrower slabs, no change of one thing at a time leads to them."""
+    problem, workload, height = moves.problem, moves.workload, least.choice.step_rows
+    if problem.on_device or problem.limits.block_rows:
+        return
+    beginning = Beginning(FEW_STEPS, bucketed=frozenset(least.choice.bucketed))
+    while tasks_are_few(height // workload.tile_rows, workload.threads) and height < workload.rows:
+        height *= 2
+        leanest = moves.minimum_memory(height, beginning, problem.capacity.most_bytes)
+        found = None if leanest is None else problem.state(leanest[0])
+        if found is None:
+            return
+        yield found
+
+
+def _finer(least: State) -> Iterator[State]:
+    """The least memory in smaller frames, where the host has room for few: those on their way leave none to keep
+    anything in, and no change of one thing at a time leads to smaller ones."""
+    problem = least.problem
+    host_frames = problem.capacity.host_frames(least.layout)
+    if host_frames is None or host_frames >= _FEW_FRAMES:
+        return
+    choice = replace(least.choice, parts=_FINER * least.choice.parts)
+    if _may_be_finer(problem.layout(choice), problem.workload):
+        yield from filter(None, [problem.state(choice)])
+
+
+def from_one_width(first: State) -> State | None:
     """Where descent leads from slabs of one width, on a device; None if none fits. On the CPU it brought nothing."""
-    problem = first.problem
-    if problem.limits.slab_columns is not None:
+    if first.problem.limits.slab_columns is not None:
         return None
-    solver = _Solver(Problem(problem.workload, problem.limits, problem.hardware, most_written=problem.most_written))
-    tried = [solver.problem.candidate(choice) for choice in solver.moves.of_one_width(first.choice)]
-    best = min((one for one in tried if one is not None), key=lambda one: one.score, default=None)
-    return None if best is None else solver.planned(solver.descend(best))
+    problem = replace(first.problem)  # of which nothing has been tried
+    tried = filter(None, map(problem.state, Moves(problem).of_one_width(first.choice)))
+    best = min(tried, key=lambda one: one.score, default=None)
+    return None if best is None else descend(best)
 
 
-def simulated_best(*found: PlannedLayout) -> PlannedLayout:
+# ---- by the simulator ------------------------------------------------------------------------------------------
+
+
+def simulated_best(*found: State) -> State:
     """Of ``found``, the first of which has the shortest forecast, and other ends and candidates of their descents,
     those of fewest steps first, the one whose simulated epoch is shortest; from there on, what single steps of one
     source lead to, as long as epochs become shorter.
@@ -183,167 +187,61 @@ def simulated_best(*found: PlannedLayout) -> PlannedLayout:
     the order of the forecasts stands, and so it does with a limit on what is written, which the faster one may pass.
     """
     best = found[0]
-    if not best.problem.hardware.has_device_memory or best.problem.limits.ssd_write_bytes is not None:
+    if not best.problem.on_device or best.problem.limits.ssd_write_bytes is not None:
         return best
-    ends = [*found, *filter(None, map(solve_from_one_width, found))]
+    ends = [*found, *filter(None, map(from_one_width, found))]
     for one in ends:
         if one.seconds < (1 - TIE) * best.seconds:  # else the first descent's end stands
             best = one
-    if 2 * best.steps > _SIMULATED_STEPS:
+    steps = _steps(best)
+    if 2 * steps > _SIMULATED_STEPS:
         return best
-    tried = {_key(best): best}
-    steps = best.steps
-    others = (replace(end, choice=one.choice, layout=one.layout) for end in ends for one in end.others)
-    for one in sorted(chain(ends, others), key=lambda one: one.steps):
-        if steps + one.steps <= _SIMULATED_STEPS and _key(one) not in tried:
-            tried[_key(one)] = one
-            steps += one.steps
-    best, moves, steps = min(tried.values(), key=lambda one: one.simulated_s), Moves(best.problem), 0
-    at = since = 0
+    tried = {_key(best)}
+    simulated = [best]
+    for one in sorted(chain(ends, *map(others, ends)), key=_steps):
+        if steps + _steps(one) <= _SIMULATED_STEPS and _key(one) not in tried:
+            tried.add(_key(one))
+            simulated.append(one)
+            steps += _steps(one)
+    best = min(simulated, key=lambda one: one.simulated_s)
+    moves, at, since, steps = Moves(best.problem), 0, 0, 0
     while since < len(steps_on := moves.of_one_source(best.choice)):  # none of these is shorter, else the next one's
-        step = best.problem.candidate(steps_on[at % len(steps_on)])
+        other = best.problem.state(steps_on[at % len(steps_on)])
         at, since = at + 1, since + 1
-        other = best if step is None else replace(best, choice=step.choice, layout=step.layout)
-        if steps < _SIMULATED_STEPS and _key(other) not in tried:
-            tried[_key(other)] = other
-            steps += other.steps
+        if other is not None and steps < _SIMULATED_STEPS and _key(other) not in tried:
+            tried.add(_key(other))
+            steps += _steps(other)
             if other.simulated_s < best.simulated_s:
                 best, since = other, 0
     return best
 
 
-def _key(planned: PlannedLayout) -> Hashable:
+def others(best: State) -> Iterator[State]:
+    """The next best that descents have come by, and the best with steps of each other height: these, forecasts tell
+    apart least of all."""
+    before, found, heights = best.seconds, 0, {best.layout.step_rows}
+    for one in sorted(best.problem.states(), key=lambda one: one.score):
+        is_near = found < _OTHERS and (1 + _ALIKE) * before < one.seconds <= _BEHIND * best.seconds
+        if is_near or one.layout.step_rows not in heights:
+            before, found = one.seconds, found + is_near
+            heights.add(one.layout.step_rows)
+            yield one
+
+
+def _key(state: State) -> Hashable:
     """The same for two that come to the same layout."""
-    workload = planned.problem.workload
-    return id(workload), layout_key(planned.choice, workload)
+    workload, choice = state.problem.workload, state.choice
+    return id(workload), layout_key(choice, workload), choice.lean
 
 
-class _Solver:
-    """The descents of one problem."""
-
-    def __init__(self, problem: Problem, began: int = 0) -> None:
-        self.problem = problem
-        self.began = began
-        self.moves = Moves(problem)
-        self.on_device = problem.hardware.has_device_memory
-
-    def run(self) -> PlannedLayout:
-        least = self._least_memory()
-        ends = [self.descend(beginning) for beginning in (least, *self._taller(least), *self._finer(least))]
-        best = min(ends, key=lambda one: one.score)
-        if self.problem.limits.slab_columns is None:
-            for name in self.problem.sources:  # of those of one shape there may be memory to hold one whole
-                best = self._better(best, [replace(best.choice, cuts={**best.choice.cuts, name: WHOLE})])
-        return self.planned(best)
-
-    def planned(self, best: Candidate) -> PlannedLayout:
-        # Elsewhere forecasts decide alone.
-        others = tuple(self._others(best)) if self.on_device else ()
-        return PlannedLayout(self.problem, best.choice, best.layout, best.seconds, others, self.began)
-
-    def _others(self, best: Candidate) -> Iterator[Candidate]:
-        """The next best, and the best with steps of each other height: these, forecasts tell apart least of all."""
-        before, found, heights = best.seconds, 0, {best.layout.step_rows}
-        for one in sorted(self.problem.candidates(), key=lambda one: one.score):
-            is_near = found < _OTHERS and (1 + _ALIKE) * before < one.seconds <= _BEHIND * best.seconds
-            if is_near or one.layout.step_rows not in heights:
-                before, found = one.seconds, found + is_near
-                heights.add(one.layout.step_rows)
-                yield one
-
-    # ---- descent -------------------------------------------------------------------------------------------
-
-    def descend(self, best: Candidate) -> Candidate:
-        """The best that single steps from ``best`` lead to."""
-        moves = self.moves
-        if self.on_device:
-            best = next(filter(None, map(self.problem.candidate, moves.tall_pulls(best.choice))), best)
-        in_memory = moves.in_memory(best.choice)
-        if best.score > (0, 0):
-            best = self._better(best, moves.whole(best.choice))
-        best = self._better(best, [*in_memory, replace(best.choice, spilled_sums=frozenset())])
-        for _ in range(_ROUNDS):
-            before = best.score
-            for group in moves.groups():
-                best = self._better(best, moves.cuts(best.choice, group))
-                best = self._better(best, moves.direct(best.choice, group))
-                other = self._better(best, moves.shard(best.choice, group))
-                best = other if other.score < (best.score[0], (1 - TIE) * best.seconds) else best
-                if self.on_device:
-                    # Not on the CPU, which computes longer than it moves blocks: there epochs became no shorter.
-                    other = self._better(best, moves.overlap_last(best.choice, group))
-                    best = other if other.score < (best.score[0], (1 - TIE) * best.seconds) else best
-            best = self._better(best, moves.spills(best.choice))
-            best = self._better(best, moves.buckets(best.choice))
-            best = self._better(best, moves.parts(best.choice))
-            best = self._better(best, moves.tall_pulls(best.choice))
-            heights = moves.heights(FEW_STEPS, best.choice.parts * best.layout.frame_bytes // best.layout.step_rows)
-            best = self._better(best, [replace(best.choice, step_rows=height) for height in heights])
-            if self.on_device:
-                best = self._better(best, [replace(best.choice, spare_writes=True)])
-            if best.score >= before:
-                break
-        return best
-
-    def _better(self, best: Candidate, choices: Sequence[Choice]) -> Candidate:
-        remembered = _BEHIND if self.on_device else 1.0
-        for choice in choices:
-            found = None if choice == best.choice else self.problem.candidate(choice, remembered * best.seconds)
-            if found is not None and found.score < best.score:
-                best = found
-        return best
-
-    # ---- beginnings ----------------------------------------------------------------------------------------
-
-    def _least_memory(self) -> Candidate:
-        """What takes the least memory, with the tallest blocks that leave three quarters of it for other things."""
-        buckets = dict.fromkeys((frozenset[str](), self.moves.bucketable))  # which have to be counted first
-        kinds = product((_BEGINNINGS, _SMALLER_BEGINNINGS, _LAST_BEGINNINGS), buckets)
-        ways = [(beginning, bucketed) for beginnings, bucketed in kinds for beginning in beginnings]
-        for number, way in enumerate(ways[self.began :], self.began):
-            fitting = self._fitting(*way)
-            if fitting is not None:
-                found, self.began = self.problem.candidate(fitting), number
-                assert found is not None, "it fits"
-                return found
-        capacity = self.problem.capacity
-        if self.problem.limits.one_memory:
-            raise BudgetError(capacity.shortage(minimum_memory(self.problem)))
-        raise BudgetError(capacity.shortage(_smallest(self.moves, ways, capacity.lacking, capacity.most_bytes)))
-
-    def _fitting(self, beginning: _Beginning, bucketed: frozenset[str]) -> Choice | None:
-        """The choice of least memory to begin with. Laying out takes most of a plan's time, so no lower blocks are laid
-        out than are asked for."""
-        capacity, fitting = self.problem.capacity, None
-        for choice, layout in _leanest(self.moves, beginning, bucketed, capacity.most_bytes):
-            if capacity.fits(layout):
-                fitting = choice
-                needed_bytes = frames_needed(layout, self.problem.workload) * layout.frame_bytes
-                if beginning[0] > FEW_STEPS or 4 * needed_bytes <= capacity.arena_bytes(layout):
-                    return fitting
-        return fitting
-
-    def _taller(self, least: Candidate) -> Iterator[Candidate]:
-        """The least memory with taller steps, as long as steps have too few tiles for the threads of the CPU. Where
-        these only fit with narrower slabs, no change of one thing at a time leads to them."""
-        workload, height = self.problem.workload, least.choice.step_rows
-        if self.on_device or self.problem.limits.block_rows:
-            return
-        while tasks_are_few(height // workload.tile_rows, workload.threads) and height < workload.rows:
-            height *= 2
-            most, bucketed = self.problem.capacity.most_bytes, frozenset(least.choice.bucketed)
-            leanest = self.moves.minimum_memory(height, bucketed, most, direct=True)
-            found = None if leanest is None else self.problem.candidate(leanest[0])
-            if found is None:
-                return
-            yield found
-
-    def _finer(self, least: Candidate) -> Iterator[Candidate]:
-        """The least memory in smaller frames, where the host has room for few: those on their way leave none to keep
-        anything in, and no change of one thing at a time leads to smaller ones."""
-        host_frames = self.problem.capacity.host_frames(least.layout)
-        if host_frames is None or host_frames >= _FEW_FRAMES:
-            return
-        choice = replace(least.choice, parts=_FINER * least.choice.parts)
-        if _may_be_finer(self.problem.layout(choice), self.problem.workload):
-            yield from filter(None, [self.problem.candidate(choice)])
+def _steps(state: State) -> int:
+    """Of an epoch, but for those that processes share: so long does it take to simulate."""
+    layout, count = state.layout, 0
+    for item in layout.programs[EPOCH]:
+        if isinstance(item, ColumnPass):
+            edges = state.problem.workload.topologies[item.pull.direction].edges
+            rows = column_step_rows(item, layout.matrices, layout.step_rows)
+            count += item.slabs * (-(-item.rows // rows) + edges // (item.edges_at_once or edges + 1))
+        else:
+            count += -(-item.rows // row_step_rows(item, layout.step_rows))
+    return count

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from ooc.plan import UNMEASURED, Hardware, Limits, Workload
 from ooc.plan.layout.layout import Choice, SlabChoice, lay_out, layout_key, pulled_sources
-from ooc.plan.problem import Problem
+from ooc.plan.program.build import build_plan
 from ooc.plan.program.capacity import Capacity
 from ooc.plan.program.verifier import verify_plan
-from ooc.plan.solver import PlannedLayout
 from tests.examples import examples
 from tests.plan.workloads import WITH_DEVICE_MEMORY, in_groups, keeping, workload
 
@@ -74,8 +73,9 @@ def test_what_fits_can_run(
     layout = lay_out(work, choice)
     needed = Capacity(work, Limits(1, 1), machine).needed_bytes(layout)
     limits = Limits(int(share * needed), 10**9 if machine.has_device_memory else work.fixed_host_bytes)
-    assert Capacity(work, limits, machine).fits(layout)
-    verify_plan(PlannedLayout(Problem(work, limits, machine), choice, layout, 0.0).plan)
+    capacity = Capacity(work, limits, machine)
+    assert capacity.fits(layout)
+    verify_plan(build_plan(layout, capacity))
 
 
 @settings(max_examples=examples(50), deadline=None)

@@ -10,9 +10,8 @@ import pytest
 
 from ooc.errors import BudgetError
 from ooc.plan import UNMEASURED, Limits, make_plan, moves
-from ooc.plan.moves import FEW_STEPS, LINE_BYTES
+from ooc.plan.moves import FEW_STEPS, LINE_BYTES, MOST_STEPS
 from ooc.plan.planner import plan_layout
-from ooc.plan.solver import MOST_STEPS
 from ooc.sizes import parse_size
 from tests.examples import thorough
 from tests.plan.workloads import WITH_DEVICE_MEMORY, large_gcn

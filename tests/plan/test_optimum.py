@@ -31,5 +31,5 @@ def test_no_way_to_hold_the_matrices_is_faster(device_mb: int, host_mb: int) -> 
         for height in heights
         for held in product(HELD, repeat=len(problem.sources))
     )
-    fitting = [found.seconds for choice in choices if (found := problem.candidate(choice)) is not None]
+    fitting = [found.seconds for choice in choices if (found := problem.state(choice)) is not None]
     assert plan_layout(WORK, limits, UNMEASURED).seconds <= min(fitting)

@@ -14,14 +14,14 @@ from ooc.plan import UNMEASURED, Hardware, Limits, Workload, forecast, make_plan
 from ooc.plan.forecast import Traffic
 from ooc.plan.layout import layout, passes
 from ooc.plan.layout.layout import Choice, Layout
-from ooc.plan.moves import Moves
+from ooc.plan.moves import MOST_STEPS, Beginning, Moves
 from ooc.plan.planner import plan_layout
-from ooc.plan.problem import WHOLE, Problem
+from ooc.plan.problem import WHOLE, Problem, State
 from ooc.plan.program import program
 from ooc.plan.program.capacity import block_uses, frames_needed
 from ooc.plan.program.replacement import Uses
 from ooc.plan.program.sequence import block_table, uses_of
-from ooc.plan.solver import MOST_STEPS, PlannedLayout, minimum_memory
+from ooc.plan.solver import minimum_memory, others
 from tests.examples import ordinary, thorough
 from tests.plan.test_bucketing import bucketable_workload
 from tests.plan.workloads import WITH_DEVICE_MEMORY, in_groups, large_gcn, workload
@@ -46,11 +46,11 @@ class Counted:
 
 
 @pytest.fixture(scope="module")
-def largest() -> PlannedLayout:
+def largest() -> State:
     return plan_layout(large_gcn(*IGB260M), A5000, WITH_DEVICE_MEMORY)
 
 
-def test_the_largest_graph_on_a_small_device_has_few_steps_and_uses(largest: PlannedLayout) -> None:
+def test_the_largest_graph_on_a_small_device_has_few_steps_and_uses(largest: State) -> None:
     """Of all its programs together: unrolling, proving and simulating go through all of them."""
     work, layout = largest.problem.workload, largest.layout
     blocks = block_table(layout, work)
@@ -129,9 +129,14 @@ def test_what_computes_longer_than_the_best_takes_is_not_forecast(
         forecasts.append(len(counted.sizes))
     few, all_of_them = forecasts
     assert few <= all_of_them and (mb < 1000 or few < all_of_them / 2)
-    assert plans[0].layout == plans[1].layout and plans[0].others == plans[1].others
-    for one in plans[1].problem.candidates():
+    assert plans[0].layout == plans[1].layout and _forecasts(plans[0]) == _forecasts(plans[1])
+    for one in plans[1].problem.states():
         assert plans[0].problem._moving_nothing_s(one.layout) <= one.seconds
+
+
+def _forecasts(best: State) -> list[tuple[Layout, float]]:
+    """Of the next best, which count on a device alone."""
+    return [(one.layout, one.seconds) for one in others(best)] if best.problem.on_device else []
 
 
 @pytest.mark.parametrize(("machine", "rows"), thorough(product(MACHINES, (2000, 2_000_000)), ("processor", 2000)))
@@ -183,7 +188,7 @@ def test_no_layout_that_gathers_by_buckets_takes_less_than_its_bound(monkeypatch
         patched.setattr(problem, "layout", lambda choice: tried.append(choice) or lay_out(choice))
         tallest, *_, lowest = moves.heights(MOST_STEPS)
         for height, parts, alone in ((tallest, 1, False), (lowest, 8, True)):
-            moves.minimum_memory(height, moves.bucketable, inf, direct=True, parts=parts, alone=alone)
+            moves.minimum_memory(height, Beginning(MOST_STEPS, True, parts, alone, moves.bucketable), inf)
     assert len(tried) > 60 and all(choice.bucketed for choice in tried)
     for choice in tried:
         for one in choice, replace(choice, bucketed={}):

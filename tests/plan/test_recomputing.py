@@ -10,16 +10,14 @@ from ooc.errors import BudgetError
 from ooc.plan import UNMEASURED, Direction, Hardware, Kind, Limits, Matrix, Pull, Stage, Topology, Workload, planner
 from ooc.plan.hardware import Curve, Disk
 from ooc.plan.planner import choose_workload, plan_layout
-from ooc.plan.problem import Problem, Recomputed
+from ooc.plan.problem import NOTHING, Problem, Recomputed, State
 from ooc.plan.program.verifier import verify_plan
-from ooc.plan.solver import PlannedLayout
 from ooc.plan.workload import Kept, Share
 from tests.examples import cases, examples, thorough
 from tests.plan.workloads import WITH_DEVICE_MEMORY
 
 ROWS, WIDTH, LAYERS, DEGREE = 10_000, 64, 5, 4
 MATRIX = ROWS * WIDTH * 4
-NOTHING: Recomputed = frozenset()
 
 
 def with_disk(machine: Hardware, bytes_per_s: float) -> Hardware:
@@ -126,7 +124,7 @@ def test_stages_that_take_longer_to_run_again_than_to_move_are_tried_in_greedy_s
 def test_of_stages_that_are_alike_one_is_tried() -> None:
     """Beside those that are recomputed others are tried than far from them."""
     problem = Problem(gcn(layers=16), limits(3.0), SLOW_DISK)
-    neighbours = partial(planner._neighbours, stages=range(15), problem=problem)
+    neighbours = partial(problem.neighbours, stages=range(15))
     assert set(map(frozenset, ([0], [1], [2]))) == {*neighbours(NOTHING)}
     assert {frozenset({7, other}) for other in (0, 1, 2, 6, 8)} | {NOTHING} == {*neighbours(frozenset({7}))}
 
@@ -185,9 +183,9 @@ def test_a_limit_that_nothing_keeps_is_refused_with_the_least_that_would_do(monk
     """For which no set of stages is planned twice."""
     solve, solved = planner.solve, list[tuple[int, int | None]]()
 
-    def watched(problem: Problem, began: int = 0) -> PlannedLayout:
+    def watched(problem: Problem) -> State:
         solved.append((id(problem.workload), problem.most_written))
-        return solve(problem, began)
+        return solve(problem)
 
     monkeypatch.setattr(planner, "solve", watched)
     with pytest.raises(BudgetError, match="give max_ssd_writes=") as error:

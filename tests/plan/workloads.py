@@ -8,10 +8,9 @@ from typing import overload
 from ooc.plan import UNMEASURED, Direction, Hardware, Kind, Limits, Matrix, Plan, Pull, Stage, Topology, Workload
 from ooc.plan.hardware import Wire
 from ooc.plan.layout.layout import Choice, SlabChoice, lay_out, pulled_sources
-from ooc.plan.problem import Problem
+from ooc.plan.program.build import build_plan
 from ooc.plan.program.capacity import Capacity
 from ooc.plan.program.verifier import verify_plan
-from ooc.plan.solver import PlannedLayout
 from ooc.plan.workload import PerEdge
 
 WITH_DEVICE_MEMORY = replace(
@@ -82,8 +81,9 @@ def held(work: Workload, machine: Hardware, device_bytes: int, cuts: dict[str, S
     choice = Choice(1024, whole | cuts)
     layout = lay_out(work, choice)
     limits = Limits(device_bytes, 10**9 if machine.has_device_memory else work.fixed_host_bytes)
-    assert Capacity(work, limits, machine).fits(layout)
-    plan = PlannedLayout(Problem(work, limits, machine), choice, layout, 0.0).plan
+    capacity = Capacity(work, limits, machine)
+    assert capacity.fits(layout)
+    plan = build_plan(layout, capacity)
     verify_plan(plan)
     return plan
 

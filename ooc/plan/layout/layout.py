@@ -5,10 +5,9 @@ A stage whose pulled matrix is in memory whole becomes one row pass; otherwise a
 that loads the pulled rows, and may pull those of the last slab itself.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import is_
-from typing import NamedTuple
 
 from ooc.plan.layout.bucketing import shuffle_passes
 from ooc.plan.layout.grid import Grid, align_up, block_height, divisor_below, divisors
@@ -27,7 +26,7 @@ from ooc.plan.layout.passes import (
 )
 from ooc.plan.layout.shuffle import plan_partial_sums
 from ooc.plan.layout.temporaries import rows_pulled_at_once, scratch_nbytes
-from ooc.plan.workload import Kind, Matrix, Pull, Share, Stage, Workload, processes_of
+from ooc.plan.workload import Kind, Matrix, Pull, Stage, Workload, processes_of
 
 _MOST_EDGES_AT_ONCE = 1 << 20
 """Of a step where memory is scarce: of more, what is known of edges would be a large part of what tiles take."""
@@ -132,22 +131,9 @@ def widths_and_frame_bytes(workload: Workload, choice: Choice) -> tuple[dict[str
     return widths, align_up(max(part_rows * widest, widest_edge))
 
 
-class LayoutKey(NamedTuple):
-    """The same for two choices that ``lay_out`` makes the same of."""
-
-    step_rows: int
-    frame_bytes: int
-    cuts: tuple[tuple[str, int, int, bool, bool, bool], ...]
-    spare_writes: bool
-    spilled_sums: frozenset[str]
-    lean: bool
-    alone: bool
-    bucketed: tuple[tuple[str, int], ...]
-
-
-def layout_key(choice: Choice, workload: Workload) -> LayoutKey:
-    """What ``lay_out`` goes by of a choice."""
-    cuts: list[tuple[str, int, int, bool, bool, bool]] = []
+def layout_key(choice: Choice, workload: Workload) -> Hashable:
+    """What ``lay_out`` goes by of a choice beside ``lean``: the same for two that it makes the same of."""
+    cuts: list[Hashable] = []
     widths, frame_bytes = widths_and_frame_bytes(workload, choice)
     for name, cut in sorted(choice.cuts.items()):
         width, slabs, direct = 0, 1, True
@@ -156,83 +142,8 @@ def layout_key(choice: Choice, workload: Workload) -> LayoutKey:
             slabs, direct = -(-workload.matrices[name].columns // width), cut.direct
         buffers = _buffers(cut, slabs, processes_of(workload.share))
         cuts.append((name, width, buffers, direct, cut.overlap_last and slabs > 1, cut.sharded))
-    bucketed = tuple(sorted(choice.bucketed.items()))
-    ways = choice.spare_writes, choice.spilled_sums, choice.lean, choice.alone
-    return LayoutKey(choice.step_rows, frame_bytes, tuple(cuts), *ways, bucketed)
-
-
-def lay_out(workload: Workload, choice: Choice) -> Layout:
-    """Passes, grids and regions. Pure; whether it fits is for ``frames_needed`` and the caller."""
-    widths, frame_bytes = widths_and_frame_bytes(workload, choice)
-    matrices = {
-        name: _plan_matrix(matrix, choice, frame_bytes, workload, widths[name])
-        for name, matrix in workload.matrices.items()
-    }
-    matrices |= {
-        name: _plan_sums(matrices[name], choice, workload) for pull in workload.pulls for name in pull.added_to
-    }
-    programs: dict[str, Passes] = {}
-    widest = max((m.grid.columns * m.grid.itemsize for m in matrices.values() if m.in_frames), default=0)
-    for name, stages in workload.programs.items():
-        passes: list[Pass] = []
-        for stage in stages:
-            passes += _passes(stage, passes, matrices, workload, choice, frame_bytes, widest)
-        programs[name] = Passes(passes)
-    share = workload.share
-    regions = {name: _place(_wanted(passes, matrices, share), frame_bytes) for name, passes in programs.items()}
-    scratch, heaviest = _heaviest(programs, matrices, workload, frame_bytes)
-    taller = {
-        name: _taller_pulls(passes, matrices, workload, frame_bytes, scratch, choice)
-        for name, passes in programs.items()
-    }
-    if any(taller[name] is not passes for name, passes in programs.items()):
-        programs = taller
-        scratch, heaviest = _heaviest(programs, matrices, workload, frame_bytes)
-    return Layout(choice.step_rows, frame_bytes, matrices, programs, regions, scratch, choice.spare_writes, heaviest)
-
-
-def _heaviest(
-    programs: Mapping[str, Passes], matrices: dict[str, MatrixPlan], workload: Workload, frame_bytes: int
-) -> tuple[int, Pass | None]:
-    """The most temporaries of a pass, bytes, and that pass."""
-    every = (item for passes in programs.values() for item in passes)
-    bounds = ((scratch_nbytes(item, matrices, workload, frame_bytes), item) for item in every)
-    return max(bounds, key=lambda bound: bound[0], default=(0, None))
-
-
-def _taller_pulls(
-    passes: Passes, matrices: dict[str, MatrixPlan], workload: Workload, frame_bytes: int, most: int, choice: Choice
-) -> Passes:
-    """The same where a column pass pulls more rows at once: to launch a pull, or to call it, costs the same for a few
-    rows as for many. As many as take ``most`` bytes, which another pass takes anyway; where there is the memory for
-    that a device takes a small part of the slabs that it gathers from, up to a step's rows, and the CPU, of sums, what
-    a cache holds, as long as a step has tiles enough for its threads."""
-    found: list[Pass] = []
-    for item in passes:
-        on_device, sums = workload.parts is not None, item.pull is not None and item.pull.per_edge is None
-        if isinstance(item, ColumnPass) and not item.pull.is_opaque and (on_device or sums):
-            output = matrices[item.output].grid
-            slabs = 0 if choice.lean else slabs_nbytes(item, passes, matrices, workload.share)
-            room = max(most, slabs // (_PART_OF_SLABS if on_device else 1))
-            most_rows = column_step_rows(item, matrices, choice.step_rows)
-            if sums:  # those of several blocks would be copied there
-                most_rows = min(most_rows, output.block_rows)
-            fitting = most_rows
-            if not on_device:
-                width = max(matrices[item.pull.source].grid.slab_columns, output.slab_columns)
-                cached = PULL_TILE_BYTES // (width * workload.pulled_itemsize)
-                fitting = min(cached, most_rows // (_TILES_OF_A_THREAD * workload.threads))
-            while most_rows % (2 * item.rows_at_once) == 0 and 2 * item.rows_at_once <= fitting:
-                taller = replace(item, rows_at_once=2 * item.rows_at_once)
-                if scratch_nbytes(taller, matrices, workload, frame_bytes) > room:
-                    break
-                item = taller
-        elif isinstance(item, RowPass) and item.sweeps is not None and item.sweeps is not found[-1]:
-            last = found[-1]
-            assert isinstance(last, ColumnPass)
-            item = replace(item, sweeps=last)
-        found.append(item)
-    return passes if all(map(is_, found, passes)) else Passes(found)
+    ways = choice.spare_writes, choice.spilled_sums, choice.alone, tuple(sorted(choice.bucketed.items()))
+    return choice.step_rows, frame_bytes, tuple(cuts), *ways
 
 
 def _widths(workload: Workload, choice: Choice) -> dict[str, int]:
@@ -275,135 +186,6 @@ def _width(matrix: Matrix, choice: Choice, workload: Workload) -> int:
     return unit * next(number for number in range(groups, slices + 1) if slices % number == 0)
 
 
-def _plan_matrix(matrix: Matrix, choice: Choice, frame_bytes: int, workload: Workload, width: int) -> MatrixPlan:
-    cut = choice.cuts.get(matrix.name)
-    height = block_height(step_rows=choice.step_rows, row_bytes=width * matrix.itemsize, frame_bytes=frame_bytes)
-    grid = Grid(matrix.rows, matrix.columns, matrix.itemsize, height, width)
-    region_itemsize = max(matrix.itemsize, workload.pulled_itemsize)
-    if region_itemsize != matrix.itemsize:
-        kinds = (pull.per_edge for pull in workload.pulls if pull.source == matrix.name)
-        takes_narrow = all(workload.sums_as_kept if kind is None else kind.as_kept for kind in kinds)
-        if matrix.kind is not Kind.SCRATCH or (cut is not None and takes_narrow):
-            region_itemsize = matrix.itemsize
-    whole = cut is not None and not _in_slabs(cut) and matrix.name not in choice.bucketed
-    spare = _spare_columns(matrix, region_itemsize, workload) if whole else 0
-    return MatrixPlan(matrix, grid, region_itemsize, whole=whole, spare_columns=spare)
-
-
-def _spare_columns(matrix: Matrix, itemsize: int, workload: Workload) -> int:
-    """Behind each row of what is in memory whole, so that none shares a cache line with another: of what plain sums of
-    one process pull, where they are no more than a sixteenth of a row."""
-    summed = matrix.name not in workload.groupings and workload.share is None
-    spare = -matrix.columns % max(1, workload.line_bytes // itemsize)
-    return spare if summed and 16 * spare <= matrix.columns else 0
-
-
-def _plan_sums(planned: MatrixPlan, choice: Choice, workload: Workload) -> MatrixPlan:
-    """A matrix that is scattered to."""
-    matrix = planned.matrix
-    if matrix.name not in choice.spilled_sums:
-        return replace(planned, whole=True)
-    sums = plan_partial_sums(
-        rows=matrix.rows,
-        columns=matrix.columns,
-        itemsize=planned.region_itemsize,
-        step_rows=choice.step_rows,
-        tile_rows=workload.tile_rows,
-        scatter_counts=workload.scatter_counts[matrix.name],
-    )
-    return replace(planned, shuffle=sums)
-
-
-def _passes(
-    stage: Stage,
-    before: Sequence[Pass],
-    matrices: dict[str, MatrixPlan],
-    workload: Workload,
-    choice: Choice,
-    frame_bytes: int,
-    widest: int,
-) -> list[Pass]:
-    """One pass, or two, behind those ``before`` it; the matrix between the two is added to ``matrices``. ``widest``:
-    bytes of a row of the widest matrix."""
-    index = len(before)
-    if stage.pull is None:
-        return [_in_low_steps(RowPass(index, stage, stage.loads, None), matrices, choice, widest)]
-    source = matrices[stage.pull.source]
-    spills = bool(choice.spilled_sums.intersection(stage.pull.added_to))
-    loads = tuple(dict.fromkeys((*stage.loads, *stage.pull.own)))
-    if source.whole:
-        return [RowPass(index, stage, loads, stage.pull, spills)]
-    if stage.pull.source in choice.bucketed:
-        memory_bytes = choice.bucketed[stage.pull.source]
-        shuffling, name = shuffle_passes(stage, before, matrices, workload, choice.step_rows, memory_bytes=memory_bytes)
-        return [*shuffling, RowPass(index + len(shuffling), stage, loads, stage.pull, spills, name)]
-    cut, grid = choice.cuts[stage.pull.source], source.grid
-    processes = processes_of(workload.share) if cut.sharded else 1
-    buffers = _buffers(cut, grid.slabs, processes)
-    overlap_last = cut.overlap_last and grid.slabs > 1 and not cut.sharded
-    if buffers == 1 and stage.pull.source in loads:  # its blocks would be read and copied to the buffer at once
-        overlap_last = False
-    columns = grid.columns - grid.width(grid.slabs - 1) * overlap_last
-    pulled = _pulled_matrix(stage, columns, stage.pull, source, matrices, workload)
-    width = stage.pull.output_columns(grid.slab_columns, grid.columns)
-    matrices[pulled.name] = _plan_matrix(pulled, choice, frame_bytes, workload, width)
-    summed_rows = matrices[pulled.name].grid.block_rows if workload.parts is not None and not choice.lean else 0
-    at_once = rows_pulled_at_once(stage.pull, workload.tile_rows, summed_rows)
-    slabs = grid.slabs - overlap_last
-    pulls = stage.rows, stage.pull, pulled.name, at_once
-    sweeps = ColumnPass(index, *pulls, slabs, buffers, cut.direct, spills, stage.space, processes)
-    if choice.lean and processes == 1 and workload.parts is not None and not stage.pull.is_opaque:
-        sweeps = replace(sweeps, edges_at_once=_edges_at_once(stage.pull, workload, frame_bytes))
-    if overlap_last:
-        return [sweeps, RowPass(index + 1, stage, (*loads, pulled.name), stage.pull, sweeps=sweeps)]
-    item = RowPass(index + 1, stage, (*stage.loads, pulled.name), None)
-    return [sweeps, _in_low_steps(item, matrices, choice, widest)]
-
-
-def _in_low_steps(item: RowPass, matrices: Mapping[str, MatrixPlan], choice: Choice, widest: int) -> RowPass:
-    """The same in steps of as few rows as are computed at a time, where blocks have fewer than those of a step, so that
-    fewer of them are in use at once; of whole blocks, or of parts that these are made of. And one after the other where
-    that is the choice."""
-    step_rows = choice.step_rows
-    grids = [matrices[name].grid for name in (*item.loads, *item.stores) if matrices[name].in_frames]
-    rows = [grid.columns * grid.itemsize for grid in grids]
-    if choice.alone and 2 * sum(rows) > 3 * max([widest, *rows]):
-        item = replace(item, steps_at_once=1)
-    low = [grid.block_rows for grid in grids if grid.block_rows < step_rows]
-    if item.stage.rows_at_once >= step_rows or item.stage.entry_bytes or not low:
-        return item
-    heights = (height for height in divisors(step_rows) if height >= item.stage.rows_at_once)
-    fitting = (height for height in heights if all(height % rows == 0 or rows % height == 0 for rows in low))
-    return replace(item, parts=step_rows // next(fitting))
-
-
-def _edges_at_once(pull: Pull, workload: Workload, frame_bytes: int) -> int:
-    """Of a step: no more than fit a frame."""
-    topology = workload.topologies[pull.direction]
-    arrays = (topology.arrays[data] for data in (None, *pull.edge_data))
-    of_frame = min(edge_grid(array, topology.edges, frame_bytes).block_rows for array in arrays)
-    return max(2 * workload.part_edges, min(_MOST_EDGES_AT_ONCE, of_frame))
-
-
-def _pulled_matrix(
-    stage: Stage, columns: int, pull: Pull, source: MatrixPlan, matrices: Mapping[str, MatrixPlan], workload: Workload
-) -> Matrix:
-    """What a column pass pulls ``columns`` of the source into, for a stage's rows."""
-    into = _pulled_into(pull, source.grid.itemsize, workload.matrices)
-    planned = matrices.get(into)
-    rows = max(stage.rows, planned.matrix.rows if planned else 0)
-    if into == pull.kept:
-        return replace(workload.matrices[into], rows=rows)
-    return replace(
-        source.matrix,
-        name=into,
-        rows=rows,
-        columns=pull.output_columns(columns, source.grid.columns),
-        kind=Kind.SCRATCH,
-        space=stage.space,
-    )
-
-
 def _pulled_into(pull: Pull, itemsize: int, matrices: Mapping[str, Matrix]) -> str:
     """The matrix that a column pass pulls values of ``itemsize`` bytes into: the one that the stage keeps them in,
     where they are as wide there, or else one that lasts until the stage."""
@@ -411,27 +193,222 @@ def _pulled_into(pull: Pull, itemsize: int, matrices: Mapping[str, Matrix]) -> s
     return pull.output if kept is None or kept.itemsize != itemsize else kept.name
 
 
-# ---- regions ---------------------------------------------------------------------------------------------
+def lay_out(workload: Workload, choice: Choice) -> Layout:
+    """Passes, grids and regions. Pure; whether it fits is for ``frames_needed`` and the caller."""
+    return _Draft(workload, choice).layout()
 
 
-def _wanted(
-    passes: Sequence[Pass], matrices: dict[str, MatrixPlan], share: Share | None
-) -> list[tuple[str, int, int, int]]:
-    """(matrix, bytes, first pass, last pass) of every region."""
-    wanted = []
-    for name, planned in matrices.items():
-        if planned.whole and (users := passes_using(passes, name)):
-            wanted.append((name, planned.region_nbytes, users[0], users[-1]))
-    for item in passes:
-        at = item.index
-        wanted += [(name, nbytes, at, at) for name, nbytes in streaming_memory(item, matrices).items()]
-        if isinstance(item, ColumnPass):
-            name = item.pull.source
-            first = passes_using(passes, name)[0] if direct_slabs(passes, item) else item.index
-            nbytes = slabs_nbytes(item, passes, matrices, share)
-            last = item.index + (item.slabs < matrices[name].grid.slabs)
-            wanted.append((name, nbytes, first, last))
-    return wanted
+class _Draft:
+    """A layout in the making: passes come one behind the other, and with some of them a matrix between two."""
+
+    def __init__(self, workload: Workload, choice: Choice) -> None:
+        self.workload, self.choice = workload, choice
+        self.on_device = workload.parts is not None
+        widths, self.frame_bytes = widths_and_frame_bytes(workload, choice)
+        self.matrices = {name: self._planned(matrix, widths[name]) for name, matrix in workload.matrices.items()}
+        for name in {name for pull in workload.pulls for name in pull.added_to}:
+            self.matrices[name] = self._planned_sums(self.matrices[name])
+        rows = (m.grid.columns * m.grid.itemsize for m in self.matrices.values() if m.in_frames)
+        self.widest = max(rows, default=0)
+        """Bytes of a row of the widest matrix in frames."""
+
+    def layout(self) -> Layout:
+        programs: dict[str, Passes] = {}
+        for name, stages in self.workload.programs.items():
+            passes: list[Pass] = []
+            for stage in stages:
+                passes += self._passes(stage, passes)
+            programs[name] = Passes(passes)
+        regions = {name: self._regions(passes) for name, passes in programs.items()}
+        scratch, heaviest = self._heaviest(programs)
+        taller = {name: self._taller_pulls(passes, scratch) for name, passes in programs.items()}
+        if any(taller[name] is not passes for name, passes in programs.items()):
+            programs = taller
+            scratch, heaviest = self._heaviest(programs)
+        choice, frames = self.choice, self.frame_bytes
+        return Layout(
+            choice.step_rows, frames, self.matrices, programs, regions, scratch, choice.spare_writes, heaviest
+        )
+
+    # ---- matrices ------------------------------------------------------------------------------------------
+
+    def _planned(self, matrix: Matrix, width: int) -> MatrixPlan:
+        """In slabs of ``width`` columns."""
+        choice, workload = self.choice, self.workload
+        cut = choice.cuts.get(matrix.name)
+        height = block_height(
+            step_rows=choice.step_rows, row_bytes=width * matrix.itemsize, frame_bytes=self.frame_bytes
+        )
+        grid = Grid(matrix.rows, matrix.columns, matrix.itemsize, height, width)
+        region_itemsize = max(matrix.itemsize, workload.pulled_itemsize)
+        if region_itemsize != matrix.itemsize:
+            kinds = (pull.per_edge for pull in workload.pulls if pull.source == matrix.name)
+            takes_narrow = all(workload.sums_as_kept if kind is None else kind.as_kept for kind in kinds)
+            if matrix.kind is not Kind.SCRATCH or (cut is not None and takes_narrow):
+                region_itemsize = matrix.itemsize
+        whole = cut is not None and not _in_slabs(cut) and matrix.name not in choice.bucketed
+        spare = self._spare_columns(matrix, region_itemsize) if whole else 0
+        return MatrixPlan(matrix, grid, region_itemsize, whole=whole, spare_columns=spare)
+
+    def _spare_columns(self, matrix: Matrix, itemsize: int) -> int:
+        """Behind each row of what is in memory whole, so that none shares a cache line with another: of what plain
+        sums of one process pull, where they are no more than a sixteenth of a row."""
+        summed = matrix.name not in self.workload.groupings and self.workload.share is None
+        spare = -matrix.columns % max(1, self.workload.line_bytes // itemsize)
+        return spare if summed and 16 * spare <= matrix.columns else 0
+
+    def _planned_sums(self, planned: MatrixPlan) -> MatrixPlan:
+        """A matrix that is scattered to."""
+        matrix = planned.matrix
+        if matrix.name not in self.choice.spilled_sums:
+            return replace(planned, whole=True)
+        sums = plan_partial_sums(
+            rows=matrix.rows,
+            columns=matrix.columns,
+            itemsize=planned.region_itemsize,
+            step_rows=self.choice.step_rows,
+            tile_rows=self.workload.tile_rows,
+            scatter_counts=self.workload.scatter_counts[matrix.name],
+        )
+        return replace(planned, shuffle=sums)
+
+    def _pulled_matrix(self, stage: Stage, columns: int, pull: Pull, source: MatrixPlan) -> Matrix:
+        """What a column pass pulls ``columns`` of the source into, for a stage's rows."""
+        into = _pulled_into(pull, source.grid.itemsize, self.workload.matrices)
+        planned = self.matrices.get(into)
+        rows = max(stage.rows, planned.matrix.rows if planned else 0)
+        if into == pull.kept:
+            return replace(self.workload.matrices[into], rows=rows)
+        return replace(
+            source.matrix,
+            name=into,
+            rows=rows,
+            columns=pull.output_columns(columns, source.grid.columns),
+            kind=Kind.SCRATCH,
+            space=stage.space,
+        )
+
+    # ---- passes --------------------------------------------------------------------------------------------
+
+    def _passes(self, stage: Stage, before: Sequence[Pass]) -> list[Pass]:
+        """One pass, or two, behind those ``before`` it; the matrix between the two is added to ``matrices``."""
+        workload, choice, matrices, index = self.workload, self.choice, self.matrices, len(before)
+        if stage.pull is None:
+            return [self._in_low_steps(RowPass(index, stage, stage.loads, None))]
+        source = matrices[stage.pull.source]
+        spills = bool(choice.spilled_sums.intersection(stage.pull.added_to))
+        loads = tuple(dict.fromkeys((*stage.loads, *stage.pull.own)))
+        if source.whole:
+            return [RowPass(index, stage, loads, stage.pull, spills)]
+        if stage.pull.source in choice.bucketed:
+            memory_bytes = choice.bucketed[stage.pull.source]
+            shuffling, name = shuffle_passes(
+                stage, before, matrices, workload, choice.step_rows, memory_bytes=memory_bytes
+            )
+            return [*shuffling, RowPass(index + len(shuffling), stage, loads, stage.pull, spills, name)]
+        cut, grid = choice.cuts[stage.pull.source], source.grid
+        processes = processes_of(workload.share) if cut.sharded else 1
+        buffers = _buffers(cut, grid.slabs, processes)
+        overlap_last = cut.overlap_last and grid.slabs > 1 and not cut.sharded
+        if buffers == 1 and stage.pull.source in loads:  # its blocks would be read and copied to the buffer at once
+            overlap_last = False
+        columns = grid.columns - grid.width(grid.slabs - 1) * overlap_last
+        pulled = self._pulled_matrix(stage, columns, stage.pull, source)
+        width = stage.pull.output_columns(grid.slab_columns, grid.columns)
+        matrices[pulled.name] = self._planned(pulled, width)
+        summed_rows = matrices[pulled.name].grid.block_rows if self.on_device and not choice.lean else 0
+        at_once = rows_pulled_at_once(stage.pull, workload.tile_rows, summed_rows)
+        slabs = grid.slabs - overlap_last
+        pulls = stage.rows, stage.pull, pulled.name, at_once
+        sweeps = ColumnPass(index, *pulls, slabs, buffers, cut.direct, spills, stage.space, processes)
+        if choice.lean and processes == 1 and self.on_device and not stage.pull.is_opaque:
+            sweeps = replace(sweeps, edges_at_once=self._edges_at_once(stage.pull))
+        if overlap_last:
+            return [sweeps, RowPass(index + 1, stage, (*loads, pulled.name), stage.pull, sweeps=sweeps)]
+        item = RowPass(index + 1, stage, (*stage.loads, pulled.name), None)
+        return [sweeps, self._in_low_steps(item)]
+
+    def _in_low_steps(self, item: RowPass) -> RowPass:
+        """The same in steps of as few rows as are computed at a time, where blocks have fewer than those of a step, so
+        that fewer of them are in use at once; of whole blocks, or of parts that these are made of. And one after the
+        other where that is the choice."""
+        step_rows, matrices = self.choice.step_rows, self.matrices
+        grids = [matrices[name].grid for name in (*item.loads, *item.stores) if matrices[name].in_frames]
+        rows = [grid.columns * grid.itemsize for grid in grids]
+        if self.choice.alone and 2 * sum(rows) > 3 * max([self.widest, *rows]):
+            item = replace(item, steps_at_once=1)
+        low = [grid.block_rows for grid in grids if grid.block_rows < step_rows]
+        if item.stage.rows_at_once >= step_rows or item.stage.entry_bytes or not low:
+            return item
+        heights = (height for height in divisors(step_rows) if height >= item.stage.rows_at_once)
+        fitting = (height for height in heights if all(height % rows == 0 or rows % height == 0 for rows in low))
+        return replace(item, parts=step_rows // next(fitting))
+
+    def _edges_at_once(self, pull: Pull) -> int:
+        """Of a step: no more than fit a frame."""
+        topology = self.workload.topologies[pull.direction]
+        arrays = (topology.arrays[data] for data in (None, *pull.edge_data))
+        of_frame = min(edge_grid(array, topology.edges, self.frame_bytes).block_rows for array in arrays)
+        return max(2 * self.workload.part_edges, min(_MOST_EDGES_AT_ONCE, of_frame))
+
+    def _heaviest(self, programs: Mapping[str, Passes]) -> tuple[int, Pass | None]:
+        """The most temporaries of a pass, bytes, and that pass."""
+        every = (item for passes in programs.values() for item in passes)
+        bounds = ((self._scratch_nbytes(item), item) for item in every)
+        return max(bounds, key=lambda bound: bound[0], default=(0, None))
+
+    def _scratch_nbytes(self, item: Pass) -> int:
+        return scratch_nbytes(item, self.matrices, self.workload, self.frame_bytes)
+
+    def _taller_pulls(self, passes: Passes, most: int) -> Passes:
+        """The same where a column pass pulls more rows at once: to launch a pull, or to call it, costs the same for a
+        few rows as for many. As many as take ``most`` bytes, which another pass takes anyway; where there is the memory
+        for that a device takes a small part of the slabs that it gathers from, up to a step's rows, and the CPU, of
+        sums, what a cache holds, as long as a step has tiles enough for its threads."""
+        workload, choice, matrices, on_device = self.workload, self.choice, self.matrices, self.on_device
+        found: list[Pass] = []
+        for item in passes:
+            sums = item.pull is not None and item.pull.per_edge is None
+            if isinstance(item, ColumnPass) and not item.pull.is_opaque and (on_device or sums):
+                output = matrices[item.output].grid
+                slabs = 0 if choice.lean else slabs_nbytes(item, passes, matrices, workload.share)
+                room = max(most, slabs // (_PART_OF_SLABS if on_device else 1))
+                most_rows = column_step_rows(item, matrices, choice.step_rows)
+                if sums:  # those of several blocks would be copied there
+                    most_rows = min(most_rows, output.block_rows)
+                fitting = most_rows
+                if not on_device:
+                    width = max(matrices[item.pull.source].grid.slab_columns, output.slab_columns)
+                    cached = PULL_TILE_BYTES // (width * workload.pulled_itemsize)
+                    fitting = min(cached, most_rows // (_TILES_OF_A_THREAD * workload.threads))
+                while most_rows % (2 * item.rows_at_once) == 0 and 2 * item.rows_at_once <= fitting:
+                    taller = replace(item, rows_at_once=2 * item.rows_at_once)
+                    if self._scratch_nbytes(taller) > room:
+                        break
+                    item = taller
+            elif isinstance(item, RowPass) and item.sweeps is not None and item.sweeps is not found[-1]:
+                last = found[-1]
+                assert isinstance(last, ColumnPass)
+                item = replace(item, sweeps=last)
+            found.append(item)
+        return passes if all(map(is_, found, passes)) else Passes(found)
+
+    def _regions(self, passes: Passes) -> tuple[Region, ...]:
+        """Of what passes need in memory contiguous: bytes, from which pass to which."""
+        matrices, wanted = self.matrices, []
+        for name, planned in matrices.items():
+            if planned.whole and (users := passes_using(passes, name)):
+                wanted.append((name, planned.region_nbytes, users[0], users[-1]))
+        for item in passes:
+            at = item.index
+            wanted += [(name, nbytes, at, at) for name, nbytes in streaming_memory(item, matrices).items()]
+            if isinstance(item, ColumnPass):
+                name = item.pull.source
+                first = passes_using(passes, name)[0] if direct_slabs(passes, item) else item.index
+                nbytes = slabs_nbytes(item, passes, matrices, self.workload.share)
+                last = item.index + (item.slabs < matrices[name].grid.slabs)
+                wanted.append((name, nbytes, first, last))
+        return _place(wanted, self.frame_bytes)
 
 
 def _place(wanted: list[tuple[str, int, int, int]], frame_bytes: int) -> tuple[Region, ...]:

@@ -16,7 +16,7 @@ from ooc.plan.layout.layout import Layout
 from ooc.plan.layout.passes import edges_name, pulled_columns, shuffles_in, streamed_read_bytes, streamed_write_bytes
 from ooc.plan.layout.shuffle import BucketedRows, PartialSums, Shuffle
 from ooc.plan.program.program import Program, found_in_memory
-from ooc.plan.program.received import Forms, Received, forms_of, received_of
+from ooc.plan.program.received import Forms, Received, Receiver
 from ooc.plan.program.sequence import BlockTable, Use
 from ooc.plan.program.staging import Staging
 from ooc.plan.workload import EdgesKey, Fate, Kind, Matrix, Share, Topology
@@ -215,12 +215,12 @@ class Plan(Layout):
         """What other processes send to this one in each pass of program ``name``."""
         if self.share is None:
             return [[] for _ in self.programs[name]]
-        return received_of(self.programs[name], self.matrices, self.topologies, self.share)
+        return Receiver(self.programs[name], self.matrices, self.topologies, self.share).received()
 
     def forms(self, name: str) -> list[Forms]:
         """What it is sent in program ``name`` for each pull, and what it would be sent for it otherwise."""
         assert self.share is not None, "alone nothing is received"
-        return forms_of(self.programs[name], self.matrices, self.topologies, self.share)
+        return Receiver(self.programs[name], self.matrices, self.topologies, self.share).forms()
 
     def received_bytes(self, name: str) -> int:
         """All of it."""

@@ -2,8 +2,8 @@
 """What a process is sent by others while it computes a pass, part by part, and what of it computing does not hide."""
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ooc.plan.layout.passes import ColumnPass, MatrixPlan, Pass, RowPass, direct_slabs, pulled_by, sweeps_of
@@ -36,45 +36,6 @@ def exposed_s(received: Sequence[Received], computed_s: float, bytes_per_s: floa
     return alone_s + max(0.0, beside_s - computed_s * (1 - 1 / most))
 
 
-def received_of(
-    passes: Sequence[Pass],
-    matrices: Mapping[str, MatrixPlan],
-    topologies: Mapping[EdgesKey, Topology],
-    share: Share,
-) -> list[list[Received]]:
-    """What the process with ``share`` is sent in each pass of a program: rows of what is pulled, as they
-    are computed, or slab by slab as it is pulled, or slabs that are sharded, and what is pulled of these; and sums of
-    what is scattered, from one process to the next."""
-    found: list[list[Received]] = [[] for _ in passes]
-    received_rows = partial(_received_rows, topologies, share)
-    for item in passes:
-        sweeps = sweeps_of(item)
-        if isinstance(item, ColumnPass) and item.processes > 1:
-            for at, received in _sharded(item, passes, matrices, share):
-                found[at].append(received)
-        elif sweeps is not None:
-            planned, rows = matrices[sweeps.pull.source], written_rows(sweeps.pull, passes[: item.index])
-            grid = planned.grid
-            ahead = sweeps.slab_buffers > 1  # then the last slab is sent while the one before it is pulled
-            slabs = range(grid.slabs if ahead else sweeps.slabs) if sweeps is item else range(sweeps.slabs, grid.slabs)
-            if sweeps is item or not ahead:
-                row_bytes = sum(map(grid.width, slabs)) * planned.region_itemsize
-                wanted = received_rows(planned, rows, [sweeps.pull.direction])
-                found[item.index].append(Received(wanted * row_bytes, len(slabs) if ahead else 1))
-        if isinstance(item, RowPass):
-            parts = sent_parts_of(item, passes, matrices)
-            for name in item.stage.stores:
-                planned, directions = matrices[name], pulled_by(name, passes[item.index + 1 :])
-                if planned.whole and directions:
-                    row_bytes = planned.grid.columns * planned.region_itemsize
-                    wanted = received_rows(planned, item.rows, directions)
-                    found[item.index].append(Received(wanted * row_bytes, parts))
-        for name in item.pull.added_to if item.pull is not None else ():
-            hands = (share.rank > 0) + (share.rank < share.count - 1)
-            found[item.index].append(Received(hands * matrices[name].region_nbytes, 1))
-    return found
-
-
 class Forms(NamedTuple):
     """Bytes that a process is sent for a pull of ``source``: rows of others, or columns of all rows and back (None:
     these cannot be sharded); and whether they are."""
@@ -85,54 +46,113 @@ class Forms(NamedTuple):
     is_sharded: bool
 
 
-def forms_of(
-    passes: Sequence[Pass],
-    matrices: Mapping[str, MatrixPlan],
-    topologies: Mapping[EdgesKey, Topology],
-    share: Share,
-) -> list[Forms]:
-    """Both forms of every pull of a program, with slabs as wide as they can be."""
-    found = []
-    for item in passes:
-        if item.pull is None or item.sweeps is not None:
-            continue
-        planned, rows = matrices[item.pull.source], written_rows(item.pull, passes[: item.index])
-        columns, nbytes = planned.matrix.columns, planned.region_itemsize
-        halo = _received_rows(topologies, share, planned, rows, [item.pull.direction])
-        sharded, kind = None, item.pull.per_edge
-        groups, slices = (columns, 1) if kind is None else (kind.groups, kind.slices)
-        if not item.pull.is_opaque and (widths := sharded_widths(groups, share.count, slices)):
-            width = columns // groups * max(0, min(widths[0], groups - share.rank * widths[0]))
-            others, own = rows - len(share.own(planned.matrix.space, rows)), len(share.own(item.space, item.rows))
-            pulled = item.pull.output_columns(columns - width, columns)
-            sharded = (others * width + own * pulled) * nbytes + _brought(item, width, columns, matrices, share)
-        is_sharded = isinstance(item, ColumnPass) and item.processes > 1
-        found.append(Forms(item.pull.source, halo * columns * nbytes, sharded, is_sharded))
-    return found
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """The process with ``share``, which computes the ``passes`` of a program."""
 
+    passes: Sequence[Pass]
+    matrices: Mapping[str, MatrixPlan]
+    topologies: Mapping[EdgesKey, Topology]
+    share: Share
 
-def _brought(item: Pass, width: int, columns: int, matrices: Mapping[str, MatrixPlan], share: Share) -> int:
-    """Bytes that a process receives of what other rows bring to its ``width`` of a source's ``columns``."""
-    assert item.pull is not None
-    own = (matrices[name] for name in item.pull.own)
-    row_bytes = sum(one.matrix.columns * width // columns * one.region_itemsize for one in own)
-    return (item.rows - len(share.own(item.space, item.rows))) * row_bytes
+    def received(self) -> list[list[Received]]:
+        """What it is sent in each pass: rows of what is pulled, as they are computed, or slab by slab as it is pulled,
+        or slabs that are sharded, and what is pulled of these; and sums of what is scattered, from one process to the
+        next."""
+        passes, share, matrices = self.passes, self.share, self.matrices
+        found: list[list[Received]] = [[] for _ in passes]
+        for item in passes:
+            sweeps = sweeps_of(item)
+            if isinstance(item, ColumnPass) and item.processes > 1:
+                for at, received in self._of_sharded(item):
+                    found[at].append(received)
+            elif sweeps is not None:
+                planned, rows = matrices[sweeps.pull.source], written_rows(sweeps.pull, passes[: item.index])
+                grid = planned.grid
+                ahead = sweeps.slab_buffers > 1  # then the last slab is sent while the one before it is pulled
+                every = range(grid.slabs if ahead else sweeps.slabs)
+                slabs = every if sweeps is item else range(sweeps.slabs, grid.slabs)
+                if sweeps is item or not ahead:
+                    row_bytes = sum(map(grid.width, slabs)) * planned.region_itemsize
+                    wanted = self._wanted_rows(planned, rows, [sweeps.pull.direction])
+                    found[item.index].append(Received(wanted * row_bytes, len(slabs) if ahead else 1))
+            if isinstance(item, RowPass):
+                parts = sent_parts_of(item, passes, matrices)
+                for name in item.stage.stores:
+                    planned, directions = matrices[name], pulled_by(name, passes[item.index + 1 :])
+                    if planned.whole and directions:
+                        row_bytes = planned.grid.columns * planned.region_itemsize
+                        wanted = self._wanted_rows(planned, item.rows, directions)
+                        found[item.index].append(Received(wanted * row_bytes, parts))
+            for name in item.pull.added_to if item.pull is not None else ():
+                hands = (share.rank > 0) + (share.rank < share.count - 1)
+                found[item.index].append(Received(hands * matrices[name].region_nbytes, 1))
+        return found
 
+    def forms(self) -> list[Forms]:
+        """Both forms of every pull, with slabs as wide as they can be."""
+        found = []
+        for item in self.passes:
+            if item.pull is None or item.sweeps is not None:
+                continue
+            planned, rows = self.matrices[item.pull.source], written_rows(item.pull, self.passes[: item.index])
+            columns, nbytes = planned.matrix.columns, planned.region_itemsize
+            halo = self._wanted_rows(planned, rows, [item.pull.direction])
+            sharded, kind = None, item.pull.per_edge
+            groups, slices = (columns, 1) if kind is None else (kind.groups, kind.slices)
+            if not item.pull.is_opaque and (widths := sharded_widths(groups, self.share.count, slices)):
+                width = columns // groups * max(0, min(widths[0], groups - self.share.rank * widths[0]))
+                others = self._others_rows(planned.matrix.space, rows)
+                own, pulled = (
+                    len(self.share.own(item.space, item.rows)),
+                    item.pull.output_columns(columns - width, columns),
+                )
+                sharded = (others * width + own * pulled) * nbytes + self._brought(item, width, columns)
+            is_sharded = isinstance(item, ColumnPass) and item.processes > 1
+            found.append(Forms(item.pull.source, halo * columns * nbytes, sharded, is_sharded))
+        return found
 
-def _received_rows(
-    topologies: Mapping[EdgesKey, Topology],
-    share: Share,
-    planned: MatrixPlan,
-    rows: int,
-    directions: Sequence[EdgesKey],
-) -> int:
-    """Of the first ``rows`` rows of a matrix, those of others that are wanted for pulls in these directions."""
-    topology, space, rows = topologies[directions[0]], planned.matrix.space, min(rows, planned.grid.rows)
-    if len(directions) == 1 and topology.halo is not None:
-        return bisect_left(topology.halo, rows)
-    if len(directions) == 1 and topology.halo_rows is not None:
-        return topology.halo_rows * rows // share.every[space][-1].stop
-    return rows - len(share.own(space, rows))
+    def _others_rows(self, space: str, rows: int) -> int:
+        """How many of the first ``rows`` rows are of others."""
+        return rows - len(self.share.own(space, rows))
+
+    def _wanted_rows(self, planned: MatrixPlan, rows: int, directions: Sequence[EdgesKey]) -> int:
+        """Of the first ``rows`` rows of a matrix, those of others that are wanted for pulls in these directions."""
+        topology, space, rows = self.topologies[directions[0]], planned.matrix.space, min(rows, planned.grid.rows)
+        if len(directions) == 1 and topology.halo is not None:
+            return bisect_left(topology.halo, rows)
+        if len(directions) == 1 and topology.halo_rows is not None:
+            return topology.halo_rows * rows // self.share.every[space][-1].stop
+        return self._others_rows(space, rows)
+
+    def _brought(self, item: Pass, width: int, columns: int) -> int:
+        """Bytes that are received of what other rows bring to ``width`` of a source's ``columns``."""
+        assert item.pull is not None
+        own = (self.matrices[name] for name in item.pull.own)
+        row_bytes = sum(one.matrix.columns * width // columns * one.region_itemsize for one in own)
+        return self._others_rows(item.space, item.rows) * row_bytes
+
+    def _of_sharded(self, item: ColumnPass) -> Iterator[tuple[int, Received]]:
+        """By pass: what comes of slabs that are sharded, and of what others have pulled of theirs."""
+        planned, rows = self.matrices[item.pull.source], written_rows(item.pull, self.passes[: item.index])
+        grid, nbytes, direct = planned.grid, planned.region_itemsize, direct_slabs(self.passes, item)
+        others, returned, returns = (
+            self._others_rows(planned.matrix.space, rows),
+            0,
+            returned_parts(item, planned, self.share),
+        )
+        for slab in range(self.share.rank, item.slabs, item.processes):
+            ahead = returns if item.turns_at_once > 1 and slab >= item.processes else 1
+            at, parts = item.index, ahead
+            if slab < direct:
+                writer = next(one for one in self.passes if item.pull.source in one.stores)
+                assert isinstance(writer, RowPass), "what is sharded is computed by a stage"
+                at, parts = writer.index, sent_parts_of(writer, self.passes, self.matrices)
+            yield at, Received(others * grid.width(slab) * nbytes, parts)
+            yield item.index, Received(self._brought(item, grid.width(slab), grid.columns), ahead)
+            returned += sum(grid.width(each) for each in item.turn(slab) if each != slab)
+        back = len(self.share.own(item.space, item.rows)) * item.pull.output_columns(returned, grid.columns) * nbytes
+        yield item.index, Received(back, (item.processes - 1) * returns)
 
 
 def written_rows(pull: Pull, passes: Sequence[Pass]) -> int:
@@ -165,31 +185,3 @@ def returned_parts(item: ColumnPass, planned: MatrixPlan, share: Share) -> int:
     most = max(len(share.of(rank, item.space, item.rows)) for rank in range(share.count))
     pulled = item.pull.output_columns(planned.grid.width(0), planned.grid.columns)
     return sent_parts(most * pulled * planned.region_itemsize)
-
-
-def _sharded(
-    item: ColumnPass, passes: Sequence[Pass], matrices: Mapping[str, MatrixPlan], share: Share
-) -> list[tuple[int, Received]]:
-    """By pass: what comes of slabs that are sharded, and of what others have pulled of theirs."""
-    planned, rows, direct = (
-        matrices[item.pull.source],
-        written_rows(item.pull, passes[: item.index]),
-        direct_slabs(passes, item),
-    )
-    grid = planned.grid
-    others, own = rows - len(share.own(planned.matrix.space, rows)), len(share.own(item.space, item.rows))
-    returned, found, returns = 0, [], returned_parts(item, planned, share)
-    for slab in range(share.rank, item.slabs, item.processes):
-        ahead = returns if item.turns_at_once > 1 and slab >= item.processes else 1
-        at, parts = item.index, ahead
-        if slab < direct:
-            writer = next(one for one in passes if item.pull.source in one.stores)
-            assert isinstance(writer, RowPass), "what is sharded is computed by a stage"
-            at, parts = writer.index, sent_parts_of(writer, passes, matrices)
-        found.append((at, Received(others * grid.width(slab) * planned.region_itemsize, parts)))
-        brought = _brought(item, grid.width(slab), grid.columns, matrices, share)
-        found.append((item.index, Received(brought, ahead)))
-        returned += sum(grid.width(each) for each in item.turn(slab) if each != slab)
-    pulled = item.pull.output_columns(returned, grid.columns)
-    back = Received(own * pulled * planned.region_itemsize, (item.processes - 1) * returns)
-    return [*found, (item.index, back)]
