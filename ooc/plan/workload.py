@@ -10,6 +10,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any
 
 from ooc.plan.layout.shuffle import GatheredRows
@@ -438,15 +439,19 @@ class Workload:
         return 1 if self.parts is None else self.parts.edges
 
     @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """All stages of all programs."""
+        return tuple(chain(*self.programs.values()))
+
+    @cached_property
     def pulls(self) -> tuple[Pull, ...]:
         """All pulls of all programs."""
-        return tuple(stage.pull for stages in self.programs.values() for stage in stages if stage.pull)
+        return tuple(stage.pull for stage in self.stages if stage.pull)
 
     @cached_property
     def tile_bytes(self) -> int:
         """What all threads compute tiles of rows in, at least."""
-        stages = (stage for stages in self.programs.values() for stage in stages)
-        tiles = (min(one.rows, self.tile_rows, one.rows_at_once) * one.scratch_bytes_per_row for one in stages)
+        tiles = (min(one.rows, self.tile_rows, one.rows_at_once) * one.scratch_bytes_per_row for one in self.stages)
         return self.threads * max(tiles, default=0)
 
     @cached_property
@@ -455,16 +460,12 @@ class Workload:
         those that are pulled over edges, by no opaque layer, and that a program writes before it pulls them, as it does
         what rows bring to the pull."""
         found = {pull.source for pull in self.pulls}
-        for stage in (stage for stages in self.programs.values() for stage in stages):
+        for stage in self.stages:
             if (pull := stage.pull) is not None:
                 brought = [self.matrices[name] for name in pull.own]
                 scratch = all(one.kind is Kind.SCRATCH for one in (self.matrices[pull.source], *brought))
-                if (
-                    not scratch
-                    or not pull.direction.of_edges
-                    or pull.is_opaque
-                    or any(o.rows < stage.rows for o in brought)
-                ):
+                written = scratch and all(one.rows >= stage.rows for one in brought)
+                if not written or not pull.direction.of_edges or pull.is_opaque:
                     found.discard(pull.source)
         return frozenset(name for name in found if processes_of(self.share) > 1 and self.sharded_widths(name))
 

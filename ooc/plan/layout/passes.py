@@ -3,16 +3,17 @@
 What each reads and stores, which slabs of it, and what it moves of the matrices that have no blocks, but are shuffled.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from ooc.plan.layout.grid import ALIGNMENT_BYTES, Grid, align_up
 from ooc.plan.layout.shuffle import Shuffle
 from ooc.plan.workload import Direction, EdgeArray, EdgeData, EdgesKey, Matrix, Pull, Share, Stage, Topology, Workload
 
+Found = TypeVar("Found")
 STEPS_AT_ONCE = 2
 """Of a pass: while one is computed, the next one's blocks come and its tiles are put out."""
 _GENERAL = ", general path"
@@ -233,24 +234,15 @@ class Passes(tuple[Pass, ...]):
         return found
 
     @cached_property
-    def blocks_of(self) -> dict[int, list[tuple[str, range, bool]]]:
-        """By a row pass's index: what it uses in frames."""
+    def _known(self) -> dict[Hashable, Any]:
         return {}
 
-    @cached_property
-    def blocks_at_once(self) -> dict[tuple[int, int, int], int]:
-        """By a pass's index, the layout's rows of a step, and bytes of a frame: the frames in use at once."""
-        return {}
-
-    @cached_property
-    def frames_taken(self) -> dict[Hashable, list[tuple[int, int, Pass]]]:
-        """By the layout's regions, rows of a step and bytes of a frame: what each pass takes of frames."""
-        return {}
-
-    @cached_property
-    def block_uses(self) -> dict[tuple[int, int], int]:
-        """By the layout's rows of a step and bytes of a frame: how often blocks are used."""
-        return {}
+    def remembered(self, key: Hashable, find: Callable[[], Found]) -> Found:
+        """What ``find`` says, which is asked once for each ``key``."""
+        if key not in self._known:
+            self._known[key] = find()
+        found: Found = self._known[key]
+        return found
 
 
 def sweeps_of(item: Pass) -> ColumnPass | None:
@@ -400,24 +392,22 @@ def loaded_slabs(name: str, item: RowPass, grid: Grid) -> range:
 
 def blocks_of(item: RowPass, matrices: Mapping[str, MatrixPlan], passes: Passes) -> list[tuple[str, range, bool]]:
     """What a row pass uses in frames: matrices, which of their slabs, and whether it stores them."""
-    if item.index not in passes.blocks_of:
+
+    def find() -> list[tuple[str, range, bool]]:
         loads = [name for name in item.loads if matrices[name].in_frames and name not in item.replaced]
         stores = [name for name in item.stores if matrices[name].in_frames]
-        passes.blocks_of[item.index] = [
+        return [
             *((name, loaded_slabs(name, item, matrices[name].grid), False) for name in loads),
             *((name, stored_slabs(name, item.index, matrices, passes), True) for name in stores),
         ]
-    return passes.blocks_of[item.index]
+
+    return passes.remembered(("blocks of", item.index), find)
 
 
 def slabs_beside(source: Grid, own: Grid, slab: int) -> range:
     """The slabs of ``own`` that hold the groups in slab ``slab`` of ``source``."""
-    first = slab * source.slab_columns
-    last = first + source.width(slab)
-    return range(
-        first * own.columns // source.columns // own.slab_columns,
-        -(-(last * own.columns // source.columns) // own.slab_columns),
-    )
+    columns = columns_beside(own, source, slab)
+    return range(columns.start // own.slab_columns, -(-columns.stop // own.slab_columns))
 
 
 def row_step_rows(item: RowPass, step_rows: int) -> int:

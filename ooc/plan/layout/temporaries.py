@@ -3,7 +3,6 @@
 
 from functools import lru_cache
 from heapq import nlargest
-from itertools import chain
 from operator import sub
 
 from ooc.plan.layout.passes import ColumnPass, MatrixPlan, Pass, RowPass, edges_together, pulled_columns
@@ -56,7 +55,7 @@ def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Worklo
 
 def opaque_nbytes(workload: Workload) -> int:
     """What opaque layers make of their edges, all threads together, which no choice makes less: the most of a pass."""
-    pulls = ((stage, stage.pull) for stage in chain(*workload.programs.values()) if stage.pull is not None)
+    pulls = ((stage, stage.pull) for stage in workload.stages if stage.pull is not None)
     opaque = ((RowPass(0, stage, (), pull), pull) for stage, pull in pulls if pull.is_opaque)
     return max((_edges_nbytes(*one, workload, workload.tile_rows, 1, 1) for one in opaque), default=0)
 

@@ -4,11 +4,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from math import inf
 
 from ooc.plan.hardware import Hardware
 from ooc.plan.layout.grid import Grid
-from ooc.plan.layout.layout import Layout
+from ooc.plan.layout.layout import Layout, Region
 from ooc.plan.layout.passes import (
     ColumnPass,
     Pass,
@@ -302,10 +303,8 @@ def budget_of(nbytes: int) -> str:
 
 def block_uses(layout: Layout, workload: Workload, passes: Passes) -> int:
     """How often a program uses blocks, about: those of rows that it does not compute count as well."""
-    key = layout.step_rows, layout.frame_bytes
-    if key not in passes.block_uses:
-        passes.block_uses[key] = sum(_block_uses(item, layout, workload, passes) for item in passes)
-    return passes.block_uses[key]
+    key = "block uses", layout.step_rows, layout.frame_bytes
+    return passes.remembered(key, lambda: sum(_block_uses(item, layout, workload, passes) for item in passes))
 
 
 def _block_uses(item: Pass, layout: Layout, workload: Workload, passes: Passes) -> int:
@@ -324,10 +323,8 @@ def _block_uses(item: Pass, layout: Layout, workload: Workload, passes: Passes) 
 
 def blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Passes) -> int:
     """A bound on the frames in use while as many neighbouring steps of a pass are computed as it has at a time."""
-    key = item.index, layout.step_rows, layout.frame_bytes
-    if key not in passes.blocks_at_once:
-        passes.blocks_at_once[key] = _blocks_at_once(item, layout, workload, passes)
-    return passes.blocks_at_once[key]
+    key = "blocks at once", item.index, layout.step_rows, layout.frame_bytes
+    return passes.remembered(key, lambda: _blocks_at_once(item, layout, workload, passes))
 
 
 def _blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Passes) -> int:
@@ -367,13 +364,16 @@ def frames_needed(layout: Layout, workload: Workload) -> int:
 
 def _frames_by_pass(layout: Layout, workload: Workload) -> Iterator[tuple[int, int, Pass]]:
     """Of every pass: frames up to the last that a region takes, and those that it works in."""
+
+    def of(passes: Passes, regions: Sequence[Region]) -> list[tuple[int, int, Pass]]:
+        taken = (max((r.stop for r in regions if r.first <= p.index <= r.last), default=0) for p in passes)
+        return [
+            (frames, blocks_at_once(p, layout, workload, passes), p) for frames, p in zip(taken, passes, strict=True)
+        ]
+
     for name, passes in layout.programs.items():
-        key = regions, _, _ = layout.regions[name], layout.step_rows, layout.frame_bytes
-        if key not in passes.frames_taken:
-            taken = [max((r.stop for r in regions if r.first <= p.index <= r.last), default=0) for p in passes]
-            at_once = (blocks_at_once(item, layout, workload, passes) for item in passes)
-            passes.frames_taken[key] = list(zip(taken, at_once, passes, strict=True))
-        yield from passes.frames_taken[key]
+        key = "frames", layout.regions[name], layout.step_rows, layout.frame_bytes
+        yield from passes.remembered(key, partial(of, passes, layout.regions[name]))
 
 
 def capacity_of(
@@ -396,10 +396,9 @@ def capacity_of(
         free = sum(map(len, pieces)) - at_once
         room.append(max(0, free - ahead_frames(at_once)) // coarseness)
     capacity: list[int] = []
-    for p, (first, stop) in enumerate(bounds):
-        capacity += [room[p]] * (stop - first)
+    following = *room[1:], *(room[:1] if cyclic else room[-1:])
+    for (first, stop), here, then in zip(bounds, room, following, strict=True):
+        capacity += [here] * (stop - first)
         if stop > first:
-            then = p + 1 if p + 1 < len(bounds) else 0
-            if p + 1 < len(bounds) or cyclic:
-                capacity[-1] = min(room[p], room[then])
+            capacity[-1] = min(here, then)
     return capacity

@@ -4,7 +4,7 @@
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar
 
 Row = TypeVar("Row")
 _AT_ONCE = 4096
@@ -31,11 +31,7 @@ class Columns(Sequence[Row], Generic[Row]):
     def __len__(self) -> int:
         return len(self.columns[0])
 
-    @overload
-    def __getitem__(self, at: int) -> Row: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Row]: ...
-    def __getitem__(self, at: int | slice) -> Row | list[Row]:
+    def __getitem__(self, at: Any) -> Any:
         numbers: list[Any] = [column[at] for column in self.columns]
         return list(map(self._row, *numbers)) if isinstance(at, slice) else self._row(*numbers)
 
@@ -44,8 +40,6 @@ class Columns(Sequence[Row], Generic[Row]):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Columns) and self.columns == other.columns
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 class ByStep(Sequence[tuple[Row, ...]], Generic[Row]):
@@ -64,11 +58,7 @@ class ByStep(Sequence[tuple[Row, ...]], Generic[Row]):
     def __len__(self) -> int:
         return len(self._stops) - 1
 
-    @overload
-    def __getitem__(self, at: int) -> tuple[Row, ...]: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[tuple[Row, ...]]: ...
-    def __getitem__(self, at: int | slice) -> tuple[Row, ...] | list[tuple[Row, ...]]:
+    def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
             return [self[step] for step in range(*at.indices(len(self)))]
         if at < 0:
@@ -84,5 +74,3 @@ class ByStep(Sequence[tuple[Row, ...]], Generic[Row]):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ByStep) and (self.rows, self._stops) == (other.rows, other._stops)
-
-    __hash__ = None  # type: ignore[assignment]

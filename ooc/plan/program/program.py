@@ -264,10 +264,6 @@ def _firsts_of_lasting(spans: Columns[Span], blocks: BlockTable) -> dict[int, in
     return {block: first for first, block in zip(reversed(firsts), reversed(used), strict=True) if block in lasting}
 
 
-def _acquired(block: int, frame: int, load: int) -> Acquire:
-    return Acquire(block, frame, bool(load))
-
-
 class Unrolling:
     """Gives every block its frames: where every live block is meanwhile, and what is to come. ``homes``: where blocks
     lie between programs that others begin with.
@@ -296,7 +292,7 @@ class Unrolling:
         self.pace = self._loads_a_step() if paced else None
         self.until = self._untils()
         self.where: dict[int, int] = {}
-        self.acquired, self.stored = Columns("iib", _acquired), array("i")
+        self.acquired, self.stored = Columns("iib", Acquire), array("i")
         self.acquire, self.store = ByStep(self.acquired), ByStep(self.stored)
         self.moves: dict[int, tuple[Move, ...]] = {}
         self.fill: dict[int, tuple[tuple[int, bool], ...]] = {}

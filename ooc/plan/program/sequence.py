@@ -296,12 +296,8 @@ def _row_uses(
     for name, slabs, is_stored in blocks_of(item, layout.matrices, passes):
         use = Use.READ if not is_stored else Use.UPDATE if name in item.replaced else Use.WRITE
         by_step.append(row_spans(layout.matrices[name].grid, blocks.base(name), slabs, first, steps, height, use))
-    for spans in merge(*by_step, key=_first_of):
-        yield [], _first_of(spans), spans
-
-
-def _first_of(spans: list[Span]) -> int:
-    return spans[0].first
+    for spans in merge(*by_step, key=lambda spans: spans[0].first):
+        yield [], spans[0].first, spans
 
 
 def _column_uses(

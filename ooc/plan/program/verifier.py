@@ -8,7 +8,7 @@ of the host's frames, and what it hands over is, in order, what the device's ask
 fails this.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from ooc.plan.layout.layout import Region
@@ -16,11 +16,10 @@ from ooc.plan.layout.passes import (
     ColumnPass,
     RowPass,
     ShufflePass,
+    blocks_of,
     direct_slabs,
-    loaded_slabs,
     slabs_beside,
     slabs_nbytes,
-    stored_slabs,
     streaming_memory,
     sweeps_of,
 )
@@ -252,24 +251,18 @@ def _verify_low_blocks(plan: Plan, program: str) -> None:
                     used[blocks[at]] = max(lasts[at], used.get(blocks[at], -1))
                 at += 1
             _, slab, start, stop, _ = unrolled.steps[number]
-            slabs: dict[str, Iterable[int]]
-            if isinstance(item, ColumnPass) and item.processes > 1:
+            if isinstance(item, RowPass):
+                slabs = [(name, some) for name, some, _ in blocks_of(item, plan.matrices, passes) if name in low]
+            elif item.processes > 1:
                 continue
-            if isinstance(item, ColumnPass):
-                source = plan.matrices[item.pull.source].grid
-                slabs = {name: slabs_beside(source, low[name].grid, slab) for name in item.pull.own if name in low}
-                slabs[item.output] = [slab]
             else:
-                slabs = {name: loaded_slabs(name, item, low[name].grid) for name in item.loads if name in low}
-                slabs |= {
-                    name: [*slabs.get(name, ()), *stored_slabs(name, item.index, plan.matrices, passes)]
-                    for name in item.stores
-                    if name in low
-                }
-            for name, several in slabs.items():
-                grid, base = plan.matrices[name].grid, plan.blocks.base(name)
+                source = plan.matrices[item.pull.source].grid
+                slabs = [(name, slabs_beside(source, low[name].grid, slab)) for name in item.pull.own if name in low]
+                slabs += [(item.output, range(slab, slab + 1))] * (item.output in low)
+            for name, several in slabs:
+                grid, base = low[name].grid, plan.blocks.base(name)
                 for block in grid.blocks_with(range(start, min(stop, grid.rows))):
-                    for one in several if name in low else ():
+                    for one in several:
                         if base + one * grid.blocks + block not in used:
                             raise AssertionError(f"{program}: step {number} lacks some of its rows of {name}")
 
