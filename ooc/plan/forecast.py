@@ -111,8 +111,9 @@ def _taller(passes: Passes, times: int) -> Passes:
     """The same with ``times`` as many edges at once."""
 
     def taller(item: Pass) -> Pass:
-        most = item.edges_at_once if isinstance(item, ColumnPass) else None
-        return item if most is None else replace(item, edges_at_once=most * times)
+        if isinstance(item, ColumnPass) and item.edges_at_once is not None:
+            return replace(item, edges_at_once=item.edges_at_once * times)
+        return item
 
     return passes if times == 1 else Passes(map(taller, passes))
 

@@ -66,8 +66,8 @@ class Problem:
         self.capacity = Capacity(self.workload, self.limits, self.hardware)
         self.sources = pulled_sources(self.workload)
         self.received_bytes_per_s = self.limits.received_bytes_per_s(self.hardware)
-        self._known: dict[int, State | None] = {}
-        """By ``id`` of the layout, of which there is one for all choices that come to it."""
+        self._known: dict[int, tuple[Choice, Layout, Score, float] | None] = {}
+        """What states are made of, by ``id`` of the layout, of which there is one for all choices that come to it."""
         self._layouts: dict[Hashable, Layout] = {}
         self._least_s: dict[int, float] = {}
         """By ``id`` of the layout: seconds that an epoch takes if nothing is moved but slabs."""
@@ -88,9 +88,9 @@ class Problem:
             if self.most_written is None and below_s < inf and self._moving_nothing_s(layout) >= below_s:
                 return None
             fits = self.capacity.fits(layout)  # the constraint
-            self._known[id(layout)] = State(self, choice, layout, *self.cost(layout)) if fits else None
+            self._known[id(layout)] = (choice, layout, *self.cost(layout)) if fits else None
         known = self._known[id(layout)]
-        return None if known is None else replace(known, choice=choice)
+        return None if known is None else State(self, choice, *known[1:])
 
     def held_like(self, choice: Choice) -> Choice:
         """A choice for another set of recomputed stages as one of this: what that does not gather is held as what has
@@ -194,7 +194,7 @@ class Problem:
 
     def states(self) -> "list[State]":
         """All that fitted so far."""
-        return [found for found in self._known.values() if found is not None]
+        return [State(self, *known) for known in self._known.values() if known is not None]
 
     def _as_asked(self, choice: Choice) -> Choice:
         """The same with columns sharded wherever they can be, if the user wants that."""
