@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ooc.events import EpochFinished, Event, TaskAdvanced, TaskStarted
 from ooc.progress.figures import best_record, format_duration, sparkline
 from ooc.sizes import format_size
 
@@ -54,8 +55,8 @@ class TrainingView:
     """A renderable for ``rich``: the training ``title`` of epochs up to ``last``, of which ``first`` is the first here.
     Of a training by batches there is no ``promise`` of an epoch, but of its ``tiers``.
 
-    ``records`` are of the epochs before it, where a run is gone on with, and of those that ``epoch_finished`` tells of;
-    ``task_started`` and its like say what runs. ``rising``: whether a higher score is better.
+    A listener: events say what runs. ``records`` are of the epochs before it, where a run is gone on with, and of those
+    that it is told of. ``rising``: whether a higher score is better.
     """
 
     title: str
@@ -77,20 +78,18 @@ class TrainingView:
     def __post_init__(self) -> None:
         self._since_s = self.clock()
 
-    # ---- what it is told -----------------------------------------------------------------------------------
-
-    def task_started(self, task: str, total: int, unit: str = "passes") -> None:
-        self._task, self._done, self._total = task, 0, total
-        self._unit = "batch" if unit == "batches" else "pass"
-
-    def task_advanced(self, done: int) -> None:
-        self._done = done
-
-    def epoch_finished(self, record: "EpochRecord") -> None:
-        now_s = self.clock()
-        self._times.append(now_s - self._since_s)
-        self._since_s = now_s
-        self.records.append(record)
+    def __call__(self, event: Event) -> None:
+        match event:
+            case TaskStarted(task, total, unit):
+                self._task, self._done, self._total = task, 0, total
+                self._unit = "batch" if unit == "batches" else "pass"
+            case TaskAdvanced(_, done):
+                self._done = done
+            case EpochFinished(record):
+                now_s = self.clock()
+                self._times.append(now_s - self._since_s)
+                self._since_s = now_s
+                self.records.append(record)
 
     # ---- what follows from it ------------------------------------------------------------------------------
 

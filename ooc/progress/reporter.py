@@ -115,24 +115,21 @@ class Reporter:
     def _tell(self, event: Event) -> None:
         informing, debugging = self._verbosity >= Verbosity.INFO, self._verbosity >= Verbosity.DEBUG
         with self._lock:
+            if self._view is not None:
+                self._view(event)
             match event:
                 case TaskStarted(task, total, unit) if informing:
                     self._tasks[task] = _Task(task, total, unit, self._clock())
-                    if self._view is not None:
-                        self._view.task_started(task, total, unit)
                 case TaskAdvanced(task, done) if task in self._tasks:
                     self._advance(self._tasks[task], done)
                 case TaskFinished(task) if task in self._tasks:
                     self._finish(self._tasks.pop(task), told=debugging)
                 case Note(text) if self._shows_tasks:
                     self._print(text, self._errors)
-                case EpochFinished(record) if informing:
-                    if self._view is not None:
-                        self._view.epoch_finished(record)
-                    if self._view is None or debugging:
-                        there = shutil.get_terminal_size().columns if self._results.isatty() else LINE_WIDTH
-                        line = format_epoch(record, self.epochs, width=max(LINE_WIDTH, there))
-                        self._print(line, self._results)
+                case EpochFinished(record) if informing and (self._view is None or debugging):
+                    there = shutil.get_terminal_size().columns if self._results.isatty() else LINE_WIDTH
+                    line = format_epoch(record, self.epochs, width=max(LINE_WIDTH, there))
+                    self._print(line, self._results)
 
     def close(self) -> None:
         """Remove the view and the bars."""
@@ -148,12 +145,9 @@ class Reporter:
 
     def _advance(self, task: _Task, done: int) -> None:
         task.done = done
-        if self._view is not None:
-            self._view.task_advanced(done)
-            return
         now_s = self._clock()
         elapsed_s = now_s - task.started_s
-        if elapsed_s < SILENT_S or not self._shows_tasks:
+        if self._view is not None or elapsed_s < SILENT_S or not self._shows_tasks:
             return
         if self._terminal:
             self._show_bar(task)
@@ -273,7 +267,7 @@ class NotebookCell:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, EpochFinished):
-            self._view.epoch_finished(event.record)
+            self._view(event)
             if self._drawn_s is None or time.monotonic() - self._drawn_s >= _NOTEBOOK_EVERY_S:
                 self.draw()
 

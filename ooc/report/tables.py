@@ -107,9 +107,9 @@ def describe_forecast(report: PlanReport, epochs: int) -> str:
 def _by_role(report: PlanReport) -> dict[str, list[tuple[int, Shares]]]:
     """By what it is to the model, bytes of matrices that an epoch reads, and where these wait."""
     workload = report.workload
-    stages = [stage.name for stage in workload.programs[report.program]]
-    loss = next((at for at, stage in enumerate(workload.programs[report.program]) if stage.reverse), len(stages))
-    produced = {life["matrix"]: life["produced"] for life in lifetimes(workload, report.program)}
+    stages = workload.programs[report.program]
+    loss = next((at for at, stage in enumerate(stages) if stage.reverse), len(stages))
+    forward, backward = ({name for stage in part for name in stage.writes} for part in (stages[:loss], stages[loss:]))
     nbytes = {fate["matrix"]: fate["bytes"] for fate in report.plan.fates()}
     roles: dict[str, list[tuple[int, Shares]]] = {
         role: [] for role in ("graph", "features", "embedding", "activations", "gradients")
@@ -121,10 +121,8 @@ def _by_role(report: PlanReport) -> dict[str, list[tuple[int, Shares]]]:
             role = "features"
         elif workload.matrices[name].kind is Kind.LEARNT:
             role = "embedding"
-        elif produced.get(name) is None or stages.index(produced[name]) < loss:
-            role = "activations"
         else:
-            role = "gradients"
+            role = "gradients" if name in backward - forward else "activations"
         roles[role].append((nbytes[name], share))
     return roles
 
@@ -188,15 +186,13 @@ def print_summary(report: PlanReport, console: Console) -> None:
     plan = report.plan
     for tier in report.tiers:
         say(console, f"{tier.where}: {format_size(tier.promised_bytes)} of {format_size(tier.limit_bytes)}, at most")
-    if plan.spill_bytes:
-        say(console, f"disk: {format_size(plan.spill_bytes)} of scratch")
-    if plan.state_bytes:
-        say(console, f"disk: {format_size(plan.state_bytes)} of what the optimizer keeps; a run has two versions")
-    if plan.learnt_bytes:
-        say(
-            console,
-            f"disk: {format_size(plan.learnt_bytes)} of an embedding and its optimizer, in two to four versions",
-        )
+    for nbytes, what in (
+        (plan.spill_bytes, "scratch"),
+        (plan.state_bytes, "what the optimizer keeps; a run has two versions"),
+        (plan.learnt_bytes, "an embedding and its optimizer, in two to four versions"),
+    ):
+        if nbytes:
+            say(console, f"disk: {format_size(nbytes)} of {what}")
     read, first = report.ssd_read_bytes, report.first_epoch_read_bytes
     more = f" ({format_size(first)} in the first, which fills the memory)" if first > read else ""
     moved = f"{format_size(read)}{more} read and {format_size(report.ssd_write_bytes)} written"
@@ -354,36 +350,36 @@ def print_outcome(
     """Loss, accuracies, time, bytes moved, peak memory, and where the run's files are. Without a ``report`` nothing was
     forecast."""
 
-    def moved(title: str, field: str, promised: int | None = None) -> tuple[str, str]:
+    last, promised, scratch_bytes = records[-1], dict[str, float](), 0
+    if report is not None:
+        promised = {"time_s": report.timeline.epoch_s, "io_wait_s": report.timeline.wait_s}
+        promised |= {"ssd_read_bytes": report.ssd_read_bytes, "ssd_write_bytes": report.ssd_write_bytes}
+        promised["received_bytes"] = report.plan.received_bytes(report.program)
+        scratch_bytes = report.plan.spill_bytes
+
+    def moved(title: str, field: str) -> tuple[str, str]:
         total = sum(getattr(record, field) for record in records)
-        forecast = "" if promised is None else f"; forecast {format_size(promised)}"
+        forecast = f"; forecast {format_size(promised[field])}" if field in promised else ""
         return title, f"{format_size(total)} ({format_size(total / len(records))} an epoch{forecast})"
 
-    def median(field: str, promised: float | None) -> str:
+    def median(title: str, field: str) -> tuple[str, str]:
         seconds = statistics.median(getattr(record, field) for record in records)
-        forecast = "" if promised is None else f"; forecast {format_duration(promised)}"
-        return f"{format_duration(seconds)} (median{forecast})"
+        forecast = f"; forecast {format_duration(promised[field])}" if field in promised else ""
+        return title, f"{format_duration(seconds)} (median{forecast})"
 
-    last, scratch_bytes = records[-1], 0
-    epoch_s = wait_s = read_bytes = written_bytes = received = None
-    if report is not None:
-        epoch_s, wait_s, scratch_bytes = report.timeline.epoch_s, report.timeline.wait_s, report.plan.spill_bytes
-        read_bytes, written_bytes = report.ssd_read_bytes, report.ssd_write_bytes
-        received = report.plan.received_bytes(report.program)
     rows = [("epochs", str(last.epoch)), ("loss", f"{last.loss:.5f}"), (metric.value, _scores(last))]
     best = best_record(records, rising=metric.higher_is_better)
     if best is not None and best.epoch != last.epoch:
         rows.append((f"best {metric.value}", f"{_scores(best)} (epoch {best.epoch})"))
     rows += [
-        ("time an epoch", median("time_s", epoch_s)),
-        ("waiting for SSD", median("io_wait_s", wait_s)),
-        moved("SSD read", "ssd_read_bytes", read_bytes),
-        moved("SSD written", "ssd_write_bytes", written_bytes),
-        *(
-            [moved("received", "received_bytes", received), ("waiting for rows", median("exchange_wait_s", None))]
-            if any(r.received_bytes for r in records)
-            else ()
-        ),
+        median("time an epoch", "time_s"),
+        median("waiting for SSD", "io_wait_s"),
+        moved("SSD read", "ssd_read_bytes"),
+        moved("SSD written", "ssd_write_bytes"),
+    ]
+    if any(record.received_bytes for record in records):
+        rows += [moved("received", "received_bytes"), median("waiting for rows", "exchange_wait_s")]
+    rows += [
         *(moved(title, field) for title, field in _OVER_PCIE if any(getattr(r, field) for r in records)),
         ("data on disk", f"{format_size(store_bytes)} store + {format_size(scratch_bytes)} scratch"),
         *((f"peak {one.where}", _peak(one, records)) for one in (report.tiers if report else ())),

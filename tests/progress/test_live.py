@@ -46,9 +46,9 @@ def test_it_fits_and_says_everything(width: int) -> None:
     view = view_of(clock)
     for epoch in (1, 2):
         clock.now_s += 3
-        view.epoch_finished(record(epoch, valid_score=0.5 + epoch / 10, loss=1 / epoch, eval_s=0.5))
-    view.task_started("epoch 3", 8)
-    view.task_advanced(4)
+        view(EpochFinished(record(epoch, valid_score=0.5 + epoch / 10, loss=1 / epoch, eval_s=0.5)))
+    view(TaskStarted("epoch 3", 8, "passes"))
+    view(TaskAdvanced("epoch", 4))
     lines = shown(view, width)
     assert all(len(line) <= width for line in lines) and len(lines) <= 22
     if width < 80:
@@ -68,18 +68,18 @@ def test_a_run_that_is_gone_on_with_shows_all_of_it() -> None:
 
 def test_of_batches_is_said_how_many_are_done() -> None:
     view = view_of(Clock(), promise=None, tiers=TIERS)
-    view.task_started("epoch 1", 8, "batches")
-    view.task_advanced(4)
+    view(TaskStarted("epoch 1", 8, "batches"))
+    view(TaskAdvanced("epoch", 4))
     text = "\n".join(shown(view, 120))
     assert "batch 5 of 8" in text and "of 100 B" in text and "90 B" in text and "forecast" not in text
-    view.epoch_finished(record(1, host_peak_bytes=90, device_peak_bytes=0))
+    view(EpochFinished(record(1, host_peak_bytes=90, device_peak_bytes=0)))
     assert "\n".join(shown(view, 120)).count("90 B") == 1
 
 
 def test_the_best_is_that_of_the_metric() -> None:
     view = view_of(Clock(), rising=False, metric="mae")
     for epoch, score in ((1, 3.0), (2, 1.0), (3, 2.0)):
-        view.epoch_finished(record(epoch, valid_score=score))
+        view(EpochFinished(record(epoch, valid_score=score)))
     assert "best 1.0000 (2)" in "\n".join(shown(view, 120))
 
 

@@ -8,6 +8,7 @@ Matplotlib writes colours as numbers. Those given here stand for the page's CSS 
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from ooc.report.page.figures import describe_pass
@@ -125,7 +126,8 @@ def _for_page(svg: str, name: str) -> str:
 def _curves(axes: "Axes", runs: Runs, of: str, called: str, by: str = "epoch", unit: str = "epoch") -> None:
     """What every run's curve ``of`` was by epoch or by what was spent; of one run's scores, those of all splits. Where
     something was measured; a point where that is once."""
-    lines = [(run["curves"], of, colour, label) for run, colour, label in _each(runs)]
+    each = zip(runs, cycle(_SERIES), run_labels(runs), strict=False)
+    lines = [(run["curves"], of, colour, label) for run, colour, label in each]
     if len(runs) == 1 and of == "valid_score":
         splits = zip(("train", "valid", "test"), _SERIES, strict=False)
         lines = [(runs[0]["curves"], f"{split}_score", colour, split) for split, colour in splits]
@@ -161,12 +163,6 @@ def _parts(seconds: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]
     times, waits = seconds["time_s"], seconds["wait_s"]
     computing = [max(0.0, time_s - wait_s) for time_s, wait_s in zip(times, waits, strict=True)]
     return {"computing": computing, "waiting for the SSD": waits, "evaluation": seconds["eval_s"]}
-
-
-def _each(runs: Runs) -> list[tuple[Mapping[str, Any], str, str]]:
-    """Each run with its colour and what it is called."""
-    labels = run_labels(runs)
-    return [(run, _SERIES[number % len(_SERIES)], labels[number]) for number, run in enumerate(runs)]
 
 
 def run_labels(runs: Runs) -> list[str]:
