@@ -264,23 +264,17 @@ JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object ins
 # ---- how much is shown -------------------------------------------------------------------------------------------
 
 
-def _note(context: click.Context, parameter: click.Parameter, given: bool) -> None:
-    if given:
-        context.meta.setdefault(_SHORT, []).append(parameter)
-
-
 def _settle(context: click.Context, parameter: click.Parameter, level: str | None) -> Verbosity:
-    """The level that the three options ask for together; UsageError where they disagree."""
-    asked = [(_LEVEL_OF[str(one.name)], one.opts[0]) for one in context.meta.get(_SHORT, ())]
-    asked += [] if level is None else [(Verbosity[level.upper()], f"{parameter.opts[0]} {level}")]
-    if len({verbosity for verbosity, _ in asked}) > 1:
-        raise click.UsageError(f"{' and '.join(name for _, name in asked)}: give one of them", context)
-    return asked[0][0] if asked else Verbosity.INFO
+    """The level that the three options ask for together, the flags having been read; UsageError where they disagree."""
+    short = {"quiet": Verbosity.ERROR, "verbose": Verbosity.DEBUG}
+    asked = {f"--{name}": of_flag for name, of_flag in short.items() if context.params.pop(name)}
+    asked |= {} if level is None else {f"{parameter.opts[0]} {level}": Verbosity[level.upper()]}
+    if len({*asked.values()}) > 1:
+        raise click.UsageError(f"{' and '.join(asked)}: give one of them", context)
+    return next(iter(asked.values()), Verbosity.INFO)
 
 
-_SHORT = "ooc.verbosity"
-_LEVEL_OF = {"quiet": Verbosity.ERROR, "verbose": Verbosity.DEBUG}
-_FLAG: dict[str, Any] = {"is_flag": True, "expose_value": False, "is_eager": True, "callback": _note}
+_FLAG: dict[str, Any] = {"is_flag": True, "is_eager": True}
 _VERBOSITY: tuple[tuple[list[str], dict[str, Any]], ...] = (
     (["--quiet", "-q"], {"help": "Print results and errors only.", **_FLAG}),
     (["--verbose", "-v"], {"help": "Print all there is to know.", **_FLAG}),
