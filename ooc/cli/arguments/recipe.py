@@ -285,8 +285,7 @@ def _edge_options(settings: TrainSettings, edge_features: int) -> dict[str, Any]
 def _heads(settings: TrainSettings) -> dict[str, Any]:
     """Those of a model that has them. OptionError where there can be none, or not so many."""
     if settings.model not in MODELS_WITH_HEADS:
-        if settings.heads != 1:
-            raise OptionError(f"--heads is of {', '.join(sorted(MODELS_WITH_HEADS))}; {settings.model} has none")
+        refuse(settings, ["heads"], f"is of {', '.join(sorted(MODELS_WITH_HEADS))}; {settings.model} has none")
         return {}
     if settings.hidden % settings.heads:
         raise OptionError(f"--hidden {settings.hidden} is not a multiple of --heads {settings.heads}")
@@ -558,10 +557,9 @@ def build_schedule(settings: TrainSettings, optimizer: torch.optim.Optimizer, *,
     for name, kinds in _SCHEDULES_OF.items():
         refuse(settings, [name] if settings.schedule not in kinds else [], f"is of --schedule {' or '.join(kinds)}")
     warmup, epochs = settings.warmup, settings.schedule_epochs or settings.epochs
-    own = settings.schedule in ("none", "cosine", "step", "plateau")
-    if own and settings.schedule_option:
-        which = f"torch's schedules, such as ExponentialLR; not of {settings.schedule}"
-        raise OptionError(f"--schedule-option is of {which}")
+    if settings.schedule in ("none", "cosine", "step", "plateau"):
+        of_torch = f"is of torch's schedules, such as ExponentialLR; not of {settings.schedule}"
+        refuse(settings, ["schedule_option"], of_torch)
     match settings.schedule:
         case "none":
             return [by_factor(optimizer, constant, warmup=warmup)] if warmup else []
