@@ -1,60 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of the entries of every row is selected by their order: quantiles, or the rows that are highest. Either gives
-the same of entries that come piece by piece, and nothing sorted is kept for its gradient.
+"""What of the entries of every row is selected by their order: the rows that are highest, or quantiles. Either gives
+the same of entries that come piece by piece, in one order as often as they are asked for, and nothing sorted is kept
+for its gradient.
 
-Shapes: E entries, of R rows, C columns, K of those of one row that are highest.
+Of a row whose entries come piece by piece quantiles are found by counting: run after run over all pieces, how many
+entries begin with each of the next digits, from the highest on, among those that begin as the one that is looked for
+does. So no entries wait for one another, however many there are.
+
+Shapes: E entries, of R rows, C columns, K of those of one row that are highest, Q quantiles of every row, T places of
+those of one row, some between which one lies; B buckets, one for each value of a digit.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-
-class Selection(Protocol):
-    """That of one row, whose entries come piece by piece, in one order as often as they are asked for."""
-
-    def add(self, part_EC: Tensor) -> None:
-        """Some more entries; all of them in each run."""
-
-    def end_run(self) -> bool:
-        """To be called when all have been added; whether they are to be added once more."""
-
-    @property
-    def value(self) -> Tensor:
-        """What is selected, a vector."""
-
-    def spread(self, gradient: Tensor, part_EC: Tensor) -> Tensor:
-        """From the gradient of the value to that of some of the entries."""
-
-
-class Selecting(Protocol):
-    """What is to be selected."""
-
-    def width(self, columns: int) -> int:
-        """Columns of what is selected of so many."""
-
-    def selecting_nbytes(self, columns: int) -> int:
-        """A bound on what selecting from the entries of one row takes, beside a piece of them."""
-
-    def begin(self, like_EC: Tensor) -> Selection:
-        """That of one row with such entries."""
-
-    def of_rows(self, values_EC: Tensor, index_E: Tensor, rows: int, fill_value: float) -> Tensor:
-        """As ``selected_of_rows``."""
-
-
-def selected_of_rows(
-    values_EC: Tensor, index_E: Tensor, rows: int, selecting: Selecting, fill_value: float = 0.0
-) -> Tensor:
-    """One row for each of ``rows``; ``fill_value`` where there are no entries. One function for torch's modes, which
-    may give it piece by piece (``kernels.pieces.caught_sums``)."""
-    if has_torch_function_unary(values_EC):
-        arguments = values_EC, index_E, rows, selecting, fill_value
-        return handle_torch_function(selected_of_rows, (values_EC,), *arguments)
-    return selecting.of_rows(values_EC, index_E, rows, fill_value)
+_ENDS: dict[str, tuple[Callable[[Tensor], Tensor], ...]] = {
+    **{"lower": (torch.floor,), "higher": (torch.ceil,), "nearest": (torch.round,)},
+    **dict.fromkeys(("linear", "midpoint"), (torch.floor, torch.ceil)),
+}
+"""Of a quantile between two entries, by how it is interpolated: which of them count."""
+_DIGIT_BITS = 11
+"""Of what is counted in one run: float32 takes three of them, float64 six."""
+_COUNTED_AT_ONCE = 1 << 14
+"""Values."""
+_COUNTED_BYTES = 48
+"""Of a value while it is counted: its bits in order, its digit and where that is counted, each twice; int64."""
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By bytes of a number: what its bits are read as."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +41,19 @@ class Highest:
     count: int
 
     def width(self, columns: int) -> int:
+        """Columns of what is selected of so many."""
         return self.count * columns
 
     def selecting_nbytes(self, columns: int) -> int:
+        """A bound on what selecting from the entries of one row takes, beside a piece of them."""
         return 4 * self.width(columns) * torch.float64.itemsize  # before, beside a piece's, both, in order
 
     def begin(self, like_EC: Tensor) -> "HighestOfRow":
+        """That of one row with such entries."""
         return HighestOfRow(self, like_EC)
 
     def of_rows(self, values_EC: Tensor, index_E: Tensor, rows: int, fill_value: float) -> Tensor:
+        """As ``selected_of_rows``."""
         with torch.no_grad():
             order_E = _falling(values_EC)
             order_E = order_E[index_E[order_E].argsort(stable=True)]
@@ -96,7 +76,7 @@ class HighestOfRow:
         self._count = self._spread = 0
 
     def add(self, part_EC: Tensor) -> None:
-        """Some more entries; of equal ones those before stay in front."""
+        """Some more entries, all of them in each run; of equal ones those before stay in front."""
         best_K = _falling(part_EC)[: self._selecting.count]
         values_KC = torch.cat((self._values_KC, part_EC[best_K]))
         order_K = _falling(values_KC)[: self._selecting.count]
@@ -105,7 +85,7 @@ class HighestOfRow:
         self._count += len(part_EC)
 
     def end_run(self) -> bool:
-        """All are known after one."""
+        """To be called when all have been added; whether they are to be once more. Here all are known after one."""
         return False
 
     @property
@@ -115,7 +95,7 @@ class HighestOfRow:
         return torch.cat((found, found.new_zeros(self._selecting.width(self._values_KC.shape[1]) - len(found))))
 
     def spread(self, gradient: Tensor, part_EC: Tensor) -> Tensor:
-        """To those that are selected, which come in the same order."""
+        """From the gradient of the value to that of some of the entries, which come in the same order."""
         first = self._spread % self._count
         self._spread = first + len(part_EC)
         here_K = (self._before_K >= first) & (self._before_K < self._spread)
@@ -124,6 +104,177 @@ class HighestOfRow:
         return found_EC
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Quantiles:
+    """Which: ``q`` [Q, 1], from 0 to 1, and how those between two entries are interpolated."""
+
+    q: Tensor
+    interpolation: str
+
+    def places(self, count_R: Tensor) -> Tensor:
+        """Where they lie among sorted entries, those of row after row, [R Q]."""
+        return (self.q * (count_R - 1) + (count_R.cumsum(0) - count_R)).t().reshape(-1)
+
+    def ends(self, place_Q: Tensor, count: int) -> list[Tensor]:
+        """Of every end between which they lie, which of ``count`` sorted entries that is, [R Q]."""
+        return [end(place_Q.clamp(0, count - 1)).long() for end in _ENDS[self.interpolation]]
+
+    def selecting_nbytes(self, columns: int) -> int:
+        """A bound on what counting the entries of one row takes: counts, once more as they are added up, and copies of
+        some values."""
+        counts = len(_ENDS[self.interpolation]) * self.q.numel() * (columns << _DIGIT_BITS)
+        return 2 * counts * torch.int64.itemsize + counts + max(columns, _COUNTED_AT_ONCE) * _COUNTED_BYTES
+
+    def width(self, columns: int) -> int:
+        return self.q.numel() * columns
+
+    def begin(self, like_EC: Tensor) -> "QuantilesOfRow":
+        return QuantilesOfRow(self, like_EC)
+
+    def of_rows(self, values_EC: Tensor, index_E: Tensor, rows: int, fill_value: float) -> Tensor:
+        with torch.no_grad():
+            count_R = torch.bincount(index_E, minlength=rows)
+            place_Q = self.places(count_R)
+            ends = self.ends(place_Q, len(values_EC))
+            entries: list[list[Tensor]] = [[] for _ in ends]
+            for values_E in values_EC.unbind(1):
+                order_E = values_E.argsort(stable=True)
+                order_E = order_E[index_E[order_E].argsort(stable=True)]
+                for of_end, end_Q in zip(entries, ends, strict=True):
+                    of_end.append(order_E[end_Q])
+        found = [values_EC.gather(0, torch.stack(of_end, dim=1)) for of_end in entries]
+        found_QC = self.between(place_Q, found)
+        without_Q = (count_R == 0).repeat_interleave(self.q.numel())
+        return found_QC.masked_fill(without_Q[:, None], fill_value).view(rows, -1)
+
+    def shares(self, place_Q: Tensor) -> Tensor | float:
+        """Of the second of two ends."""
+        return place_Q.frac()[:, None] if self.interpolation == "linear" else 0.5
+
+    def between(self, place_Q: Tensor, ends: Sequence[Tensor]) -> Tensor:
+        """What they are, of the values of the ends."""
+        below, *above = ends
+        if not above:
+            return below
+        share = self.shares(place_Q)
+        return below + (above[0] - below) * share if isinstance(share, Tensor) else share * below + share * above[0]
+
+
+class QuantilesOfRow:
+    """The quantiles of one row's entries of C columns, found in several runs over all of them; then the gradients of
+    these. Of equal ones it is the first that has as many before it; 0 is 0 whatever its sign, and what is not a number
+    is last."""
+
+    def __init__(self, quantiles: Quantiles, like_EC: Tensor) -> None:
+        self._quantiles, self._dtype = quantiles, like_EC.dtype
+        self._bits, self._known_bits = 8 * like_EC.itemsize, 0
+        self._counts_TCB = like_EC.new_zeros(1, like_EC.shape[1], self._buckets, dtype=torch.int64)
+        self._count = self._spread = 0
+        self._place_Q = self._prefix_TC = self._rank_TC = self._seen_TC = torch.empty(0)
+        self._value_TC = torch.empty(0)
+
+    @property
+    def _digit_bits(self) -> int:
+        """Of the digit that is counted in this run."""
+        return min(_DIGIT_BITS, self._bits - self._known_bits)
+
+    @property
+    def _buckets(self) -> int:
+        return 1 << self._digit_bits
+
+    def add(self, part_EC: Tensor) -> None:
+        columns, buckets = part_EC.shape[1], self._buckets
+        unknown_bits = self._bits - self._known_bits
+        first_C = torch.arange(0, columns * buckets, buckets, device=part_EC.device)
+        for some_EC in torch.split(part_EC, max(1, _COUNTED_AT_ONCE // columns)):
+            key_EC = _ordered_bits(some_EC)
+            bucket_EC = ((key_EC >> unknown_bits - self._digit_bits) & buckets - 1).long() + first_C
+            for number, counts_CB in enumerate(self._counts_TCB):
+                found = bucket_EC
+                if self._known_bits:
+                    prefix_EC = (key_EC >> unknown_bits) & (1 << self._known_bits) - 1
+                    found = bucket_EC[prefix_EC == self._prefix_TC[number]]
+                counts_CB += torch.bincount(found.flatten(), minlength=columns * buckets).view_as(counts_CB)
+        self._count += len(part_EC) if not self._known_bits else 0
+
+    def end_run(self) -> bool:
+        if not self._known_bits:
+            _, columns, _ = self._counts_TCB.shape
+            self._place_Q = self._quantiles.places(torch.tensor([self._count], device=self._counts_TCB.device))
+            end_T = torch.cat(self._quantiles.ends(self._place_Q, self._count))
+            self._rank_TC = end_T[:, None].repeat(1, columns)
+            self._prefix_TC = torch.zeros_like(self._rank_TC)
+        upto_TCB = self._counts_TCB.cumsum(2).expand(len(self._rank_TC), -1, -1)
+        digit_TC = (upto_TCB <= self._rank_TC[:, :, None]).sum(2)
+        before_TC = upto_TCB.gather(2, (digit_TC - 1).clamp(min=0)[:, :, None])[:, :, 0]
+        self._rank_TC = self._rank_TC - before_TC * (digit_TC > 0)
+        self._prefix_TC = (self._prefix_TC << self._digit_bits) | digit_TC
+        self._known_bits += self._digit_bits
+        if self._known_bits < self._bits:
+            self._counts_TCB = upto_TCB.new_zeros(*upto_TCB.shape[:2], self._buckets)
+            return True
+        self._counts_TCB = torch.empty(0)
+        self._value_TC = _of_ordered_bits(self._prefix_TC, self._dtype)
+        self._seen_TC = torch.zeros_like(self._rank_TC)
+        return False
+
+    @property
+    def value(self) -> Tensor:
+        """[Q C]."""
+        ends = torch.split(self._value_TC, len(self._place_Q))
+        return self._quantiles.between(self._place_Q, ends).flatten()
+
+    def spread(self, gradient: Tensor, part_EC: Tensor) -> Tensor:
+        if self._spread == self._count:
+            self._spread, self._seen_TC = 0, torch.zeros_like(self._seen_TC)
+        self._spread += len(part_EC)
+        gradient_QC, ends = gradient.view(len(self._place_Q), -1), len(self._value_TC) // len(self._place_Q)
+        shares = self._quantiles.shares(self._place_Q)
+        weights = [1.0] if ends == 1 else [1 - shares, shares]
+        above_TC = torch.cat([gradient_QC * weight for weight in weights])
+        found_EC = torch.zeros_like(part_EC)
+        for value_C, rank_C, seen_C, above_C in zip(
+            self._value_TC, self._rank_TC, self._seen_TC, above_TC, strict=True
+        ):
+            same_EC = (part_EC == value_C) | ((part_EC != part_EC) & (value_C != value_C))
+            count_C = same_EC.sum(0)
+            for column in ((rank_C >= seen_C) & (rank_C < seen_C + count_C)).nonzero().flatten().tolist():
+                entry = same_EC[:, column].nonzero()[rank_C[column] - seen_C[column], 0]
+                found_EC[entry, column] += above_C[column]
+            seen_C += count_C
+        return found_EC
+
+
+Selecting = Highest | Quantiles
+"""What is to be selected."""
+Selection = HighestOfRow | QuantilesOfRow
+"""That of one row, whose entries come piece by piece."""
+
+
+def selected_of_rows(
+    values_EC: Tensor, index_E: Tensor, rows: int, selecting: Selecting, fill_value: float = 0.0
+) -> Tensor:
+    """One row for each of ``rows``; ``fill_value`` where there are no entries. One function for torch's modes, which
+    may give it piece by piece (``kernels.pieces.caught_sums``)."""
+    if has_torch_function_unary(values_EC):
+        arguments = values_EC, index_E, rows, selecting, fill_value
+        return handle_torch_function(selected_of_rows, (values_EC,), *arguments)
+    return selecting.of_rows(values_EC, index_E, rows, fill_value)
+
+
 def _falling(values_EC: Tensor) -> Tensor:
     """In which order the last column falls."""
     return values_EC[:, -1].argsort(stable=True, descending=True)
+
+
+def _ordered_bits(values: Tensor) -> Tensor:
+    """Whole numbers that, read without a sign, are in the order of the values."""
+    bits = (values + 0).view(_BITS[values.itemsize])  # of -0, those of 0
+    ordered = torch.where(bits < 0, ~bits, bits ^ torch.iinfo(bits.dtype).min)
+    return ordered.masked_fill_(values != values, -1)
+
+
+def _of_ordered_bits(ordered: Tensor, dtype: torch.dtype) -> Tensor:
+    """The values again."""
+    ordered = ordered.to(_BITS[dtype.itemsize])
+    return torch.where(ordered < 0, ordered ^ torch.iinfo(ordered.dtype).min, ~ordered).view(dtype)

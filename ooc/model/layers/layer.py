@@ -19,8 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from ooc.errors import ModelError
 from ooc.kernels.neighbourhood import Neighbourhood
-from ooc.kernels.pieces.quantiles import Quantiles
-from ooc.kernels.pieces.selections import Highest, selected_of_rows
+from ooc.kernels.pieces.selections import Highest, Quantiles, selected_of_rows
 from ooc.kernels.tensors import gradients_of
 from ooc.model.graph import AnyScaling, RelationScaling, Scaling, ends_of_edges
 from ooc.model.layers.per_edge import EdgeAggregate

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from ooc.kernels.pieces.caught_sums import Kind, Total
-from ooc.kernels.pieces.quantiles import Quantiles
-from ooc.kernels.pieces.selections import selected_of_rows
+from ooc.kernels.pieces.selections import Quantiles, selected_of_rows
 
 REDUCED = [kind for kind in Kind if kind is not Kind.SELECTION]
 """What torch does by an index."""
