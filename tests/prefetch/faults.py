@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ooc.prefetch.engines.direct import DirectEngine
-from ooc.prefetch.engines.kernel_queue import KernelQueue, Requests
+from ooc.prefetch.engines.kernel_queue import Batch, KernelQueue
 from ooc.prefetch.engines.plain import SystemCalls
 
 PAGE = 4096
@@ -119,7 +119,7 @@ class FaultyQueue(KernelQueue):
         self.faults = faults
         self._written: set[int] = set()
 
-    def submit(self, requests: Requests, first: int, count: int) -> int:
+    def submit(self, requests: Batch, first: int, count: int) -> int:
         self.faults.interrupt()
         if self.faults._strikes(self.faults.interrupted):
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))

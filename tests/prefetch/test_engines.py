@@ -18,7 +18,7 @@ import ooc.prefetch.engine
 from ooc.errors import SpillError
 from ooc.prefetch.engine import ChunkFile, Counters, Engine, OpenFile, Span, Ticket
 from ooc.prefetch.engines.direct import DirectEngine
-from ooc.prefetch.engines.kernel_queue import KernelQueue, Requests
+from ooc.prefetch.engines.kernel_queue import Batch, KernelQueue
 from ooc.prefetch.engines.kvikio import KvikioCalls, KvikioEngine
 from ooc.prefetch.engines.plain import BufferedEngine
 from ooc.prefetch.spill import create_spill
@@ -61,7 +61,7 @@ class TestDirect(EngineContract):
         class Refusing(KernelQueue):
             refused = 0
 
-            def submit(self, requests: Requests, first: int, count: int) -> int:
+            def submit(self, requests: Batch, first: int, count: int) -> int:
                 if first % 2:
                     Refusing.refused += 1
                     raise OSError(errno.EINVAL, "Invalid argument")
@@ -84,7 +84,7 @@ class TestDirect(EngineContract):
         class Watched(KernelQueue):
             under_way = 0
 
-            def submit(self, requests: Requests, first: int, count: int) -> int:
+            def submit(self, requests: Batch, first: int, count: int) -> int:
                 before = self.under_way
                 taken = super().submit(requests, first, count)
                 sent.append((before, count))

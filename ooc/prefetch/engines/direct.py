@@ -10,9 +10,8 @@ there is no such queue, those threads do it all, with O_DIRECT too.
 from collections.abc import Callable
 
 from ooc.prefetch.engine import PAGE_BYTES, ChunkFile, OpenFile, Ticket
-from ooc.prefetch.engines.kernel_queue import KernelQueue
+from ooc.prefetch.engines.kernel_queue import Batch, KernelQueue, QueueLane
 from ooc.prefetch.engines.plain import BULK_THREADS, Call, SystemCalls, ThreadEngine, cut
-from ooc.prefetch.engines.queue_lane import Batch, QueueLane
 
 PIECE_BYTES = 1 << 20
 """Largest single request: enough for the disk's full rate, small enough that several run side by side."""

@@ -15,7 +15,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,31 +121,21 @@ class KvikioCalls(SystemCalls):
 
     def read_at(self, descriptor: int, memory: Any, offset: int) -> int:
         with self._registered(descriptor, "r") as file:
-            return _result(file.pread, memory, offset)
+            return int(file.pread(memory, len(memory), offset).get())
 
     def write_at(self, descriptor: int, memory: Any, offset: int) -> int:
         with self._registered(descriptor, "r+") as file:
-            return _result(file.pwrite, memory, offset)
+            return int(file.pwrite(memory, len(memory), offset).get())
 
-    def _registered(self, descriptor: int, flags: str) -> Any:
-        # By descriptor, since spill files have no name.
+    @contextmanager
+    def _registered(self, descriptor: int, flags: str) -> Iterator[Any]:
+        """By descriptor, since spill files have no name. KvikIO throws RuntimeErrors, whatever happened."""
         os.fstat(descriptor)  # a closed file is an OSError here, whatever KvikIO would make of it
         try:
-            return self._kvikio.CuFile(f"/proc/self/fd/{descriptor}", flags)
+            with self._kvikio.CuFile(f"/proc/self/fd/{descriptor}", flags) as file:
+                yield file
         except RuntimeError as error:
-            raise OSError(errno.EIO, _one_line(error)) from None
-
-
-def _result(call: Callable[..., Any], memory: Any, offset: int) -> int:
-    """Bytes moved, once the future has them. KvikIO throws RuntimeErrors, whatever happened."""
-    try:
-        return int(call(memory, len(memory), offset).get())
-    except RuntimeError as error:
-        raise OSError(errno.EIO, _one_line(error)) from None
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+            raise OSError(errno.EIO, " ".join(str(error).split())) from None
 
 
 class KvikioEngine(ThreadEngine):

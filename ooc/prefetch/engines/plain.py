@@ -16,7 +16,7 @@ from typing import cast
 from ooc.prefetch.arena import Bytes
 from ooc.prefetch.engine import PAGE_BYTES, Counters, Engine, Piece, Span, Ticket, join_adjacent
 
-_CLOSED = "the engine is closed"
+CLOSED = "the engine is closed"
 _PLACE = ctypes.c_char * 0
 
 
@@ -91,7 +91,7 @@ class Lane:
             try:
                 self._threads.submit(self._move, piece).add_done_callback(partial(_fail_cancelled, piece))
             except RuntimeError:  # what a pool that is shut down raises
-                piece.fail(_CLOSED)
+                piece.fail(CLOSED)
 
     def close(self) -> None:
         """Fail what has not begun, finish what has, end the threads; those that a disk does not answer are left."""
@@ -100,7 +100,7 @@ class Lane:
 
 def _fail_cancelled(piece: Piece, moved: Future[None]) -> None:
     if moved.cancelled():
-        piece.fail(_CLOSED)
+        piece.fail(CLOSED)
 
 
 def move(piece: Piece, *, calls: SystemCalls, direct: bool, counters: Counters) -> None:
