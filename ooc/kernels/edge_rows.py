@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from ooc.kernels.compiled.edge_rows import add_weighted, products
+from ooc.kernels.edges import rows_in_line
 from ooc.kernels.pieces.reductions import REDUCTIONS, reduction_of
 
 _FEW = 4
@@ -319,24 +320,19 @@ def _checked(index_E: Tensor, count: int) -> Tensor:
     return index_E
 
 
-def _in_lines(rows: Tensor) -> Tensor:
-    """The same, the numbers of a row one behind the other."""
-    return rows if rows.stride(1) == 1 else rows.contiguous()
-
-
 class _WeightedSum(torch.autograd.Function):
     """Sums of rows times numbers of edges, [R, C]."""
 
     @staticmethod
     def forward(ctx: Any, rows_SC: Tensor, from_E: Tensor, weight_EH: Tensor, into_E: Tensor, count: int) -> Tensor:
-        rows_SC, weight_EH = _in_lines(rows_SC), weight_EH.contiguous()
+        rows_SC, weight_EH = rows_in_line(rows_SC), weight_EH.contiguous()
         ctx.save_for_backward(rows_SC, _checked(from_E, len(rows_SC)), weight_EH, _checked(into_E, count))
         return add_weighted(rows_SC.new_zeros(count, rows_SC.shape[1]), into_E, rows_SC, from_E, weight_EH)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient_RC: Tensor) -> tuple[Tensor | None, ...]:
-        (rows_SC, from_E, weight_EH, into_E), above_RC = ctx.saved_tensors, _in_lines(gradient_RC)
+        (rows_SC, from_E, weight_EH, into_E), above_RC = ctx.saved_tensors, rows_in_line(gradient_RC)
         of_rows, of_weights = ctx.needs_input_grad[0], ctx.needs_input_grad[2]
         zeros_SC = rows_SC.new_zeros(rows_SC.shape if of_rows else 0)
         d_rows = add_weighted(zeros_SC, from_E, above_RC, into_E, weight_EH) if of_rows else None
@@ -349,7 +345,7 @@ class _InnerProducts(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, left_SC: Tensor, left_E: Tensor, right_RC: Tensor, right_E: Tensor, heads: int) -> Tensor:
-        left_SC, right_RC = _in_lines(left_SC), _in_lines(right_RC)
+        left_SC, right_RC = rows_in_line(left_SC), rows_in_line(right_RC)
         ctx.save_for_backward(left_SC, _checked(left_E, len(left_SC)), right_RC, _checked(right_E, len(right_RC)))
         return products(left_SC, left_E, right_RC, right_E, heads)
 

@@ -12,7 +12,6 @@ Shapes: R rows of the tile, E edges of a piece, K features, T columns of the ter
 """
 
 from dataclasses import dataclass, replace
-from enum import Enum
 
 import torch
 from torch import Tensor
@@ -24,20 +23,12 @@ EDGES_PER_PIECE = 4096
 """Matrices of a message's width are made for every edge, several of them: few enough to stay in the cache."""
 
 
-class Filling(Enum):
-    """What the features of an added self-loop are made of."""
-
-    CONSTANT = "constant"
-    SUM = "sum"
-    MEAN = "mean"
-
-
 @dataclass(frozen=True, slots=True)
 class LoopFeatures:
-    """The features of added self-loops; ``constant_K`` of the constant ones."""
+    """The features of added self-loops: ``constant_K``, or (None) the sum of other edges' features, or their mean."""
 
-    filling: Filling
     constant_K: Tensor | None = None
+    is_mean: bool = False
 
     def of(self, tile: TileEdges, dtype: torch.dtype) -> Tensor:
         """[R, K] for the rows of a tile of in-edges, where they are made of those of other edges."""
@@ -50,7 +41,7 @@ class LoopFeatures:
             other_E1 = (piece.neighbours_E != own_E).to(dtype)[:, None]
             out_RK[piece.rows] += piece.sums(tile.features_EK[piece.positions_E].to(dtype) * other_E1)
             count_R1[piece.rows] += piece.sums(other_E1)
-        return out_RK / count_R1.clamp_(min=1) if self.filling is Filling.MEAN else out_RK
+        return out_RK / count_R1.clamp_(min=1) if self.is_mean else out_RK
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ def _of_cpu() -> Pulls:
         from ooc.kernels.compiled import gat as attention
         from ooc.kernels.compiled import maximum as maxima
         from ooc.kernels.compiled import neighbour_sums
-        from ooc.kernels.compiled.loop_features import loop_features
+        from ooc.kernels.compiled.terms import loop_features
     except ImportError:
         return of_torch()
     return _of(neighbour_sums.pull_tile, attention, maxima, functions, loop_features)

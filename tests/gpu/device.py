@@ -66,7 +66,7 @@ def sized(
     """What ``pull`` gives where rows are cut after ``most`` edges, and programs are of that shape."""
     with pytest.MonkeyPatch.context() as patched:
         if most is not None:
-            patched.setattr(launch, "cut", lambda tile: cut(tile, most))
+            patched.setattr(launch, "EDGES_PER_SEGMENT", most)
         if shape is not None:
             for module in (launch, edge_function):
                 patched.setattr(module, "shape_for", lambda *asked: shape)

@@ -18,7 +18,7 @@ from ooc.kernels import edge_function as reference
 from ooc.kernels.cuda.choice import Shape, power_of_two
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edge_function import Heads, TargetLayout, Upstream
-from ooc.kernels.edge_terms import EdgeTerms, Filling, LoopFeatures
+from ooc.kernels.edge_terms import EdgeTerms, LoopFeatures
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.kernels.functions import EdgeFunction, Gatv2, GatWithFeatures, Rectified, TransformerAttention, gated
 from ooc.plan.workload import Direction
@@ -165,7 +165,7 @@ class Pulled:
         self.function = case.function(groups, rows.att)
         self.heads = Heads(groups, dropout) if case.attends else None
         loops = rows.edges is not None and graph.self_loops is SelfLoops.EXACTLY_ONE
-        self.loops = LoopFeatures(Filling.MEAN) if loops else None
+        self.loops = LoopFeatures(is_mean=True) if loops else None
         self.layout = TargetLayout(
             len(groups), case.target, case.message, 2 if case.attends else 0, case.features if loops else 0
         )
@@ -371,15 +371,15 @@ def test_any_width(channels: int) -> None:
     torch.testing.assert_close(found[0].cpu(), expected[0], **CLOSE)
 
 
-@given(graphs(SelfLoops.EXACTLY_ONE), st.integers(0, 99), st.sampled_from([Filling.SUM, Filling.MEAN]))
+@given(graphs(SelfLoops.EXACTLY_ONE), st.integers(0, 99), st.sampled_from([False, True]))
 @settings(max_examples=examples(EXAMPLES), deadline=None)
-def test_features_of_added_self_loops(graph: KernelGraph, seed: int, filling: Filling) -> None:
+def test_features_of_added_self_loops(graph: KernelGraph, seed: int, is_mean: bool) -> None:
     """The sum or mean over the edges from other rows."""
     features = numbers(seed, graph.edge_index.shape[1], FEATURES)[graph.order(Direction.IN)]
     for _, span, tile in graph.tiles(Direction.IN, 5):
         tile = replace(tile, features_EK=features[span])
-        expected = LoopFeatures(filling).of(tile, torch.float64)
-        found = edge_terms.loop_features(LoopFeatures(filling), moved(tile), torch.float64)
+        expected = LoopFeatures(is_mean=is_mean).of(tile, torch.float64)
+        found = edge_terms.loop_features(LoopFeatures(is_mean=is_mean), moved(tile), torch.float64)
         torch.testing.assert_close(found.cpu(), expected, **CLOSE)
 
 

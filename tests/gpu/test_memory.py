@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ooc.kernels.cuda import memory
-from ooc.kernels.edge_terms import Filling, LoopFeatures
+from ooc.kernels.edge_terms import LoopFeatures
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.kernels.functions import Gatv2, Rectified, TransformerAttention
 from ooc.kernels.gat import SOURCE_SCALARS, TARGET_SCALARS, GatHeads
@@ -53,7 +53,7 @@ def tile(degree: int, *, hub: bool) -> TileEdges:
     if hub:
         offsets[1:] = edges
     made = TileEdges(torch.zeros(edges, dtype=torch.int32), offsets.int(), 0, ROWS, SelfLoops.EXACTLY_ONE)
-    return replace(made, parts_P2=cut(made).parts_P2)
+    return replace(made, parts_P2=cut(made)[0])
 
 
 def listed_bytes(edges: TileEdges) -> int:
@@ -112,7 +112,7 @@ class Key:
 FEATURES = 5
 LINEAR = nn.Linear(FEATURES, WIDTH)
 TERM = EdgeTerm(FEATURES, CHANNELS, lambda: (LINEAR.weight, LINEAR.bias), (LINEAR.weight, LINEAR.bias))
-LOOPS = replace(TERM, loops=LoopFeatures(Filling.MEAN))
+LOOPS = replace(TERM, loops=LoopFeatures(is_mean=True))
 OF_A_COLUMN = replace(TERM, columns=1)
 OPTIONS = AttentionOptions(HEADS, CHANNELS, SelfLoops.EXACTLY_ONE, 0.0, 0)
 ATT = nn.Parameter(torch.zeros(1, HEADS, CHANNELS))
@@ -186,6 +186,6 @@ def test_the_list_of_parts_of_any_tile(rows: int, edges: int) -> None:
     for offsets_R1 in offsets:
         tile = TileEdges(torch.zeros(int(offsets_R1[-1]), dtype=torch.int32), offsets_R1, 0, ROWS)
         bound = memory.sums(4).nbytes(edges=tile.indices_E.numel(), columns=0)
-        parts = cut(tile).parts_P2
+        parts, _ = cut(tile)
         assert parts.nbytes <= bound
         assert parts.nbytes >= bound / 3 or not len(parts)

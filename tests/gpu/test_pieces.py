@@ -20,7 +20,7 @@ from ooc.kernels.cuda.carried import Carried
 from ooc.kernels.cuda.segments import long_parts
 from ooc.kernels.deferred_checks import DeferredChecks, Fault
 from ooc.kernels.dropout.edges import EdgeDropout
-from ooc.kernels.edge_terms import Filling, LoopFeatures
+from ooc.kernels.edge_terms import LoopFeatures
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.kernels.gat import GatHeads, upstream
 from ooc.plan.program.sequence import Step
@@ -194,12 +194,12 @@ def of_rows(name: str, value: Any, rows: slice) -> Any:
     return replace(value, **{part: some if some is None else some[rows] for part, some in found.items()})
 
 
-@pytest.mark.parametrize("filling", [Filling.SUM, Filling.MEAN])
-def test_features_of_self_loops(filling: Filling) -> None:
+@pytest.mark.parametrize("is_mean", [False, True])
+def test_features_of_self_loops(is_mean: bool) -> None:
     """Two sums of the same pieces."""
     tile = tile_of(GRAPH, Direction.IN)
     tile = replace(tile, features_EK=numbers(3, len(tile.indices_E), 2))
-    loops = LoopFeatures(filling)
+    loops = LoopFeatures(is_mean=is_mean)
     check(tile, lambda tile, rows: edge_terms.loop_features(loops, tile, torch.float64))
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.kernels.cuda.segments import Segments, long_parts, most_parts
+from ooc.kernels.cuda.segments import EDGES_PER_SEGMENT, long_parts, most_parts
 from ooc.kernels.edges import TileEdges
 from tests.examples import examples
 from tests.gpu.device import DEVICE, EXAMPLES, cut
@@ -38,12 +38,13 @@ def tile_of(degrees: list[int], start: int = 0, dtype: torch.dtype = torch.int64
     return TileEdges(torch.zeros(0, dtype=dtype, device=DEVICE), offsets.to(DEVICE), start, start + len(degrees))
 
 
-def of_programs(segments: Segments, *, self_loops: bool = False) -> list[Listed]:
+def of_programs(tile: TileEdges, most: int = EDGES_PER_SEGMENT, *, self_loops: bool = False) -> list[Listed]:
     """All segments, and places behind the last one, by programs of four."""
-    programs = -(-segments.count // ROWS) + 1
+    parts_P2, slots = cut(tile, most)
+    programs = -(-(slots + tile.rows) // ROWS) + 1
     lists = torch.full((5, programs * ROWS), -9, device=DEVICE)
     list_segments[(programs,)](
-        *(segments.offsets_R1, segments.parts_P2, lists, segments.slots, segments.rows, segments.start, segments.most),
+        *(tile.offsets_R1, parts_P2, lists, slots, tile.rows, tile.start, most),
         SELF_LOOPS=self_loops,
         PLACES=programs * ROWS,
         ROWS=ROWS,
@@ -51,16 +52,13 @@ def of_programs(segments: Segments, *, self_loops: bool = False) -> list[Listed]
     return [Listed(*numbers) for numbers in zip(*lists.tolist(), strict=True)]
 
 
-def of_long_rows(segments: Segments) -> list[tuple[int, int, int, int, int]]:
+def of_long_rows(tile: TileEdges, most: int) -> list[tuple[int, int, int, int, int]]:
     """Row, first slot, slots, and whether there are parts before and behind these, of what the programs of long rows
     find, one for a part."""
-    lists = torch.full((5, segments.slots), -9, device=DEVICE)
-    if segments.slots:
-        list_long_rows[(segments.slots,)](
-            *(segments.offsets_R1, segments.parts_P2, lists),
-            *(segments.slots, segments.rows, segments.start, segments.most),
-            PLACES=segments.slots,
-        )
+    parts_P2, slots = cut(tile, most)
+    lists = torch.full((5, slots), -9, device=DEVICE)
+    if slots:
+        list_long_rows[(slots,)](*(tile.offsets_R1, parts_P2, lists, slots, tile.rows, tile.start, most), PLACES=slots)
     return list(zip(*lists.tolist(), strict=True))
 
 
@@ -83,7 +81,7 @@ def test_every_row_is_covered_once_and_in_order(degrees: list[int], most: int, s
     slots side by side that are nobody else's."""
     start = start if dtype is torch.int64 else min(start, 7)
     expected = expected_of(degrees, most)
-    found = of_programs(cut(tile_of(degrees, start, dtype), most))
+    found = of_programs(tile_of(degrees, start, dtype), most)
     used = [one for one in found if one.row < len(degrees)]
     assert used == [one for one in expected if one.slot >= 0] + [one for one in expected if one.slot < 0]
     assert all(one.row == len(degrees) and one.slot < 0 and not one.steps for one in found if one not in used)
@@ -93,7 +91,7 @@ def test_every_row_is_covered_once_and_in_order(degrees: list[int], most: int, s
 @settings(max_examples=examples(3 * EXAMPLES), deadline=None)
 def test_a_self_loop_comes_behind_the_last_edge_of_a_row(degrees: list[int], most: int, start: int) -> None:
     ends = torch.tensor([0, *degrees]).cumsum(0).tolist()
-    for one in of_programs(cut(tile_of(degrees, start), most), self_loops=True):
+    for one in of_programs(tile_of(degrees, start), most, self_loops=True):
         is_last = one.row < len(degrees) and one.first + one.edges == ends[one.row + 1]
         assert one.steps == one.edges + is_last
 
@@ -106,7 +104,7 @@ def test_a_long_row_is_added_up_once(degrees: list[int], most: int, start: int) 
     for one in expected_of(degrees, most):
         if one.slot >= 0:
             slots.setdefault(one.row, []).append(one.slot)
-    found = of_long_rows(cut(tile_of(degrees, start), most))
+    found = of_long_rows(tile_of(degrees, start), most)
     assert {row: list(range(first, first + count)) for row, first, count, _, _ in found if count} == slots
     assert all(row == len(degrees) for row, _, count, _, _ in found if not count)
     assert not any(goes_on or is_open for _, _, _, goes_on, is_open in found)
@@ -128,16 +126,15 @@ def test_what_the_tile_brings_is_not_looked_for() -> None:
     """Offsets on torch's device "meta" hold nothing; neither do those that a GPU has not computed yet."""
     parts = torch.tensor([[3, 0], [3, 1]])
     tile = TileEdges(torch.zeros(0), torch.empty(5, device="meta"), 2, 9, parts_P2=parts)
-    segments = cut(tile)
-    assert segments.parts_P2 is parts
-    assert (segments.start, segments.rows, segments.slots, segments.count) == (2, 4, 2, 6)
+    parts_P2, slots = cut(tile)
+    assert parts_P2 is parts and slots == 2
 
 
 def test_edges_beyond_32_bits_are_counted() -> None:
     """Offsets of one row that begin where int32 ends."""
     start = 2**31 - 2
     offsets = torch.tensor([0, start, start + 5], device=DEVICE)
-    found = of_programs(cut(TileEdges(torch.zeros(0), offsets, 0, 2), 2**30))
+    found = of_programs(TileEdges(torch.zeros(0), offsets, 0, 2), 2**30)
     assert [one for one in found if one.row < 2] == [
         Listed(0, 0, 0, 2**30, 2**30),
         Listed(1, 0, 2**30, 2**30 - 2, 2**30 - 2),
@@ -146,7 +143,7 @@ def test_edges_beyond_32_bits_are_counted() -> None:
 
 
 def test_a_tile_without_rows() -> None:
-    assert of_programs(cut(tile_of([]))) == [Listed(-1, 0, 0, 0, 0)] * ROWS
+    assert of_programs(tile_of([])) == [Listed(-1, 0, 0, 0, 0)] * ROWS
 
 
 def test_parts_of_a_graph_are_those_of_its_rows() -> None:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 pytest.importorskip("numba")
 
 from ooc.kernels import pulls
-from ooc.kernels.compiled.loop_features import loop_features
-from ooc.kernels.edge_terms import Filling, LoopFeatures
+from ooc.kernels.compiled.terms import loop_features
+from ooc.kernels.edge_terms import LoopFeatures
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.kernels.functions import (
     Activation,
@@ -50,7 +50,7 @@ def term_of(linear: nn.Linear, columns: int) -> EdgeTerm:
     return EdgeTerm(FEATURES, columns, lambda: parameters, parameters)
 
 
-LOOPS = LoopFeatures(Filling.MEAN)
+LOOPS = LoopFeatures(is_mean=True)
 OPTIONS = AttentionOptions(HEADS, CHANNELS, SelfLoops.EXACTLY_ONE, 0.5, 0)
 AS_STORED = replace(OPTIONS, self_loops=SelfLoops.AS_STORED)
 OF_ONE_HEAD = replace(OPTIONS, heads=1, channels=WIDTH)
@@ -156,15 +156,15 @@ def test_what_loops_take(name: str, degree: int, hub: bool) -> None:
         assert bound / 4 < peak_bytes(call) <= bound, pulling
 
 
-@pytest.mark.parametrize("filling", [Filling.SUM, Filling.MEAN])
+@pytest.mark.parametrize("is_mean", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("degree", [0, 3, 9000])
-def test_features_of_self_loops_have_the_bits_of_torch_s(filling: Filling, dtype: torch.dtype, degree: int) -> None:
+def test_features_of_self_loops_have_the_bits_of_torch_s(is_mean: bool, dtype: torch.dtype, degree: int) -> None:
     """Rows of more edges than a piece are added up piece by piece, too."""
     edges = tile(3, hub=False) if degree < 9000 else tile(9000 // ROWS + 1, hub=True)
     edges = edges if degree else tile(0, hub=False)
     values = torch.randn(edges.features_EK.shape, generator=torch.Generator().manual_seed(1))
-    loops, edges = LoopFeatures(filling), replace(edges, features_EK=values)
+    loops, edges = LoopFeatures(is_mean=is_mean), replace(edges, features_EK=values)
     assert torch.equal(loop_features(loops, edges, dtype), loops.of(edges, dtype))
 
 

@@ -28,7 +28,7 @@ from ooc.kernels.edge_function import (
     pull_target_gradients,
     upstream,
 )
-from ooc.kernels.edge_terms import EdgeTerms, Filling, LoopFeatures
+from ooc.kernels.edge_terms import EdgeTerms, LoopFeatures
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.kernels.functions import EdgeFunction, Gatv2, Product, Rectified, TransformerAttention
 from ooc.plan.workload import Direction
@@ -213,7 +213,7 @@ def pull(
         return tile if found is None else replace(tile, features_EK=found[span])
 
     def loop_features(tile: TileEdges) -> Tensor | None:
-        mean = LoopFeatures(Filling.MEAN)
+        mean = LoopFeatures(is_mean=True)
         return mean.of(tile, torch.float64) if loops else None
 
     def forward(rows: slice, span: slice, tile: TileEdges) -> tuple[Tensor, ...]:

@@ -91,7 +91,7 @@ def calls(which: str) -> Iterator[tuple[str, Callable[[], Any]]]:
         NODES,
         SelfLoops.EXACTLY_ONE,
     )
-    tile = replace(tile, parts_P2=cut(tile).parts_P2)
+    tile = replace(tile, parts_P2=cut(tile)[0])
     stored = replace(tile, self_loops=SelfLoops.AS_STORED)
     widths = [(128, torch.float32), (100, torch.float32), (128, torch.bfloat16), (8, torch.float32)]
     if which == "all":

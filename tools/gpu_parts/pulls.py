@@ -187,7 +187,7 @@ def time_others(graph: PowerLaw, width: int, heads: int, device: torch.device) -
     calls |= _gine(graph, width, draw)
     chosen, ways = {}, {}
     for kernel, columns, call, _ in calls.values():
-        chosen[kernel.value] = shapes.measure(
+        chosen[kernel.title] = shapes.measure(
             choice.choices(str(device)),
             choice.Case(kernel, columns, 4),
             lambda _, call=call: seconds_of(device, call),
@@ -352,4 +352,4 @@ def _tiles(graph: PowerLaw) -> list[Any]:
     from ooc.kernels.edges import TileEdges
 
     tiles = [TileEdges(lists.indices_E, lists.offsets_N1, 0, graph.nodes) for lists in (graph.into, graph.out)]
-    return [replace(tile, parts_P2=cut(tile).parts_P2) for tile in tiles]
+    return [replace(tile, parts_P2=cut(tile)[0]) for tile in tiles]

@@ -57,34 +57,22 @@ def warps_for(block_bytes: int) -> int:
 
 
 class Kernel(Enum):
-    """What shapes are chosen for."""
+    """What shapes are chosen for: its name on disk, whether a program needs all columns of a head, and how many edges'
+    loads are issued together: fewer where an edge takes many registers."""
 
-    SUM = "sum"
-    MAXIMUM = "maximum"
-    MAXIMUM_SOURCES = "maximum sources"
-    ATTEND = "attend"
-    ATTEND_SOURCES = "attend sources"
-    MESSAGES = "messages"
-    MESSAGE_SOURCES = "message sources"
-    MESSAGE_TARGETS = "message targets"
-    RECTIFIED = "rectified"
-    RECTIFIED_MAP = "rectified map"
+    SUM = "sum", False, 4
+    MAXIMUM = "maximum", False, 4
+    MAXIMUM_SOURCES = "maximum sources", False, 4
+    ATTEND = "attend", True, 4
+    ATTEND_SOURCES = "attend sources", True, 4
+    MESSAGES = "messages", True, 2
+    MESSAGE_SOURCES = "message sources", True, 2
+    MESSAGE_TARGETS = "message targets", True, 2
+    RECTIFIED = "rectified", False, 2
+    RECTIFIED_MAP = "rectified map", False, 2
 
-    @property
-    def takes_whole_rows(self) -> bool:
-        """Whether a program needs all columns of a head."""
-        return self in _OF_WHOLE_ROWS
-
-    @property
-    def edges_together(self) -> int:
-        """Whose loads are issued together: fewer where an edge takes many registers."""
-        return 4 if self in _OF_FEW_REGISTERS else 2
-
-
-_ATTENTION = {Kernel.ATTEND, Kernel.ATTEND_SOURCES}
-_OF_MESSAGES = {Kernel.MESSAGES, Kernel.MESSAGE_SOURCES, Kernel.MESSAGE_TARGETS}
-_OF_WHOLE_ROWS = _ATTENTION | _OF_MESSAGES
-_OF_FEW_REGISTERS = _ATTENTION | {Kernel.SUM, Kernel.MAXIMUM, Kernel.MAXIMUM_SOURCES}
+    def __init__(self, title: str, takes_whole_rows: bool, edges_together: int) -> None:
+        self.title, self.takes_whole_rows, self.edges_together = title, takes_whole_rows, edges_together
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +85,7 @@ class Case:
 
     @property
     def key(self) -> str:
-        return f"{self.kernel.value} {self.width} x {self.itemsize}"
+        return f"{self.kernel.title} {self.width} x {self.itemsize}"
 
     @property
     def summed_bytes(self) -> int:
@@ -111,8 +99,8 @@ class Case:
         if not self.kernel.takes_whole_rows:
             columns = min(columns, 2 * WARP_BYTES // itemsize)
         rows = min(32, max(1, WARP_BYTES // (columns * itemsize)))
-        together = self.kernel.edges_together
-        if self.kernel in _OF_MESSAGES and self.width * self.itemsize % LANE_BYTES:
+        together, attends = self.kernel.edges_together, self.kernel.takes_whole_rows
+        if attends and together == 2 and self.width * self.itemsize % LANE_BYTES:
             together = 1  # where rows are not aligned every number has an address of its own, in two registers
         return Shape(rows, columns, together, warps_for(rows * columns * itemsize))
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ooc.kernels.cuda import sums
 from ooc.kernels.cuda.choice import Shape, power_of_two
-from ooc.kernels.edge_terms import EdgeTerms, Filling, LoopFeatures
+from ooc.kernels.edge_terms import EdgeTerms, LoopFeatures
 from ooc.kernels.edges import SelfLoops, TileEdges, rows_in_line
 
 _NUMBERS_OF_A_THREAD = 8
@@ -56,7 +56,7 @@ def map_block(mapped: int, shape: Shape, columns: int) -> int:
 
 def loop_features(loops: LoopFeatures, tile: TileEdges, dtype: torch.dtype) -> Tensor:
     """[R, K]: of the rows of a tile of in-edges, the sum or mean over the edges from other rows."""
-    assert tile.features_EK is not None and loops.filling is not Filling.CONSTANT
+    assert tile.features_EK is not None and loops.constant_K is None
     features_EK, offsets = tile.features_EK.to(dtype), tile.offsets_here_R1.long()
     edges, place = len(features_EK), tile.indices_E.device
     own_E = torch.repeat_interleave(
@@ -66,7 +66,7 @@ def loop_features(loops: LoopFeatures, tile: TileEdges, dtype: torch.dtype) -> T
     places_E = torch.arange(edges, device=place)
     own_edges = replace(tile, indices_E=places_E, nodes=edges, features_EK=None, self_loops=SelfLoops.AS_STORED)
     out_RK = sums.pull_tile(replace(own_edges, weight_E=is_other_E), features_EK)
-    if loops.filling is Filling.SUM:
+    if not loops.is_mean:
         return out_RK
     count_R1 = sums.pull_tile(own_edges, is_other_E[:, None])
     return out_RK.div_(count_R1.clamp_(min=1))

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all launches have in common: types, numbers of programs, on which device, and how segments are gone through."""
 
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -11,12 +10,12 @@ from torch import Tensor
 from ooc.errors import ModelError
 from ooc.kernels.cuda.choice import Case, Kernel, shape_for
 from ooc.kernels.cuda.programs.sums import sum_slots
-from ooc.kernels.cuda.segments import cut
+from ooc.kernels.cuda.segments import EDGES_PER_SEGMENT, cut
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edges import SelfLoops, TileEdges
 
-_device_of: Any = torch.cuda.device_of
-"""It has no types."""
+on_device_of: Any = torch.cuda.device_of  # which has no types
+"""Launches within go to the GPU where a tensor is; in the interpreter there is none."""
 _TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Of rows that Triton sums."""
 
@@ -40,12 +39,6 @@ def ceil_div(count: int, size: int) -> int:
 def signed(word: int) -> int:
     """64 bits as the signed number that they are to a program."""
     return word - (word >> 63 << 64)
-
-
-def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
-    """Launches within go to the GPU where ``tensor`` is; in the interpreter there is none."""
-    context: AbstractContextManager[object] = _device_of(tensor)
-    return context
 
 
 def dropped_below(dropout: EdgeDropout | None) -> tuple[int, int]:
@@ -83,34 +76,34 @@ class Pulling:
         across: int | None = None,
     ) -> None:
         self._tile, self._matrix_NW, self._out = tile, matrix_NW, out
-        self._segments = cut(tile)
+        self._parts_P2, self._slots = cut(tile, EDGES_PER_SEGMENT)
         self.shape = shape_for(kernel, matrix_NW, width)
         self.across = ceil_div(width, self.shape.columns) if across is None else across
-        self._workspace = matrix_NW.new_empty(self._segments.slots, slot, dtype=sums_dtype(matrix_NW.dtype))
+        self._workspace = matrix_NW.new_empty(self._slots, slot, dtype=sums_dtype(matrix_NW.dtype))
 
     def over_segments(self, program: Any, *operands: Tensor, numbers: tuple[int, ...] = (), **constants: Any) -> None:
         """Every segment into its row of ``out`` or into its slot. ``operands`` come behind the matrix, ``numbers``
         behind how many edges a segment has at most."""
-        segments, shape, matrix = self._segments, self.shape, self._matrix_NW
+        tile, shape, matrix = self._tile, self.shape, self._matrix_NW
         if self._out.numel() == 0:
             return
         with on_device_of(matrix):
-            program[(ceil_div(segments.count, shape.rows) * self.across,)](
+            program[(ceil_div(self._slots + tile.rows, shape.rows) * self.across,)](
                 matrix,
                 *operands,
-                self._tile.indices_E,
-                segments.offsets_R1,
-                segments.parts_P2,
+                tile.indices_E,
+                tile.offsets_R1,
+                self._parts_P2,
                 self._out,
                 self._workspace,
-                segments.slots,
-                segments.rows,
+                self._slots,
+                tile.rows,
                 matrix.shape[0],
-                segments.start,
-                segments.most,
+                tile.start,
+                EDGES_PER_SEGMENT,
                 *numbers,
                 STRIDE=matrix.stride(0),
-                SELF_LOOPS=self._tile.self_loops is SelfLoops.EXACTLY_ONE,
+                SELF_LOOPS=tile.self_loops is SelfLoops.EXACTLY_ONE,
                 ACCUMULATOR=accumulator(matrix.dtype),
                 ROWS=shape.rows,
                 COLUMNS=shape.columns,
@@ -131,23 +124,23 @@ class Pulling:
         self._add_up(sum_slots, across=blocks, WIDTH=width, BLOCKS=blocks, COLUMNS=columns)
 
     def _add_up(self, program: Any, *operands: Tensor, across: int, **constants: Any) -> None:
-        segments, carried = self._segments, self._tile.carried
-        if not segments.slots or self._out.numel() == 0:
+        tile, carried = self._tile, self._tile.carried
+        if not self._slots or self._out.numel() == 0:
             return
         before, after = (self._workspace,) * 2 if carried is None else carried.sums(self._workspace)
         with on_device_of(self._workspace):
-            program[(segments.slots * across,)](
+            program[(self._slots * across,)](
                 self._workspace,
                 before,
                 after,
                 *operands,
-                segments.offsets_R1,
-                segments.parts_P2,
+                tile.offsets_R1,
+                self._parts_P2,
                 self._out,
-                segments.slots,
-                segments.rows,
-                segments.start,
-                segments.most,
+                self._slots,
+                tile.rows,
+                tile.start,
+                EDGES_PER_SEGMENT,
                 ACCUMULATOR=accumulator(self._workspace.dtype),
                 **constants,
             )

@@ -14,8 +14,6 @@ which programs find by its number.
 R rows of a tile, P parts of its long rows.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -28,31 +26,15 @@ EDGES_PER_SEGMENT = 512
 waiting; many enough that the workspace stays small beside the results. Never measured on a GPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class Segments:
-    """What a launch takes: first the parts of long rows, which take longest, then all R rows, of which it passes over
+def cut(tile: TileEdges, most: int = EDGES_PER_SEGMENT) -> tuple[Tensor, int]:
+    """The parts of a tile's long rows, and P, how many there are. If nobody has listed them, the host waits for the
+    offsets and does. A launch takes these segments first, which take longest, then all R rows, of which it passes over
     the long ones.
 
-    ``parts_P2``: of every part its row in the graph and which of the row's parts it is, in order of rows and within a
-    row in order of edges. The part's place in this list is its slot in the workspace, of which there are P. Where edges
-    come in pieces, those of a piece are listed; behind them stands ``Carried.before`` if it begins within a row.
+    Of every part its row in the graph and which of the row's parts it is, in order of rows and within a row in order of
+    edges. The part's place in this list is its slot in the workspace. Where edges come in pieces, those of a piece are
+    listed; behind them stands ``Carried.before`` if it begins within a row.
     """
-
-    offsets_R1: Tensor
-    start: int
-    parts_P2: Tensor
-    most: int
-    rows: int
-    slots: int
-
-    @property
-    def count(self) -> int:
-        """Of segments; those of long rows are empty."""
-        return self.slots + self.rows
-
-
-def cut(tile: TileEdges, most: int = EDGES_PER_SEGMENT) -> Segments:
-    """The segments of a tile's rows. If nobody has listed its parts, the host waits for the offsets and does."""
     parts_P2 = tile.parts_P2
     if parts_P2 is None:
         offsets = tile.offsets_R1.cpu().numpy()
@@ -60,13 +42,13 @@ def cut(tile: TileEdges, most: int = EDGES_PER_SEGMENT) -> Segments:
     slots, before = parts_P2.shape[0], None if tile.carried is None else tile.carried.before
     if before is not None:
         parts_P2 = torch.cat((parts_P2, before.to(parts_P2.dtype)))
-    return Segments(tile.offsets_R1, tile.start, parts_P2, most, tile.rows, slots)
+    return parts_P2, slots
 
 
 def long_parts(
     offsets_R1: npt.NDArray[np.signedinteger], start: int = 0, most: int = EDGES_PER_SEGMENT
 ) -> npt.NDArray[np.signedinteger]:
-    """The parts [P, 2] of rows with more than ``most`` edges, for ``Segments``; of the offsets' type. The rows are
+    """The parts [P, 2] of rows with more than ``most`` edges, as ``cut`` has them; of the offsets' type. The rows are
     those from ``start`` on, and their edges begin at ``offsets_R1``."""
     edges_R = np.diff(offsets_R1)
     rows_L = np.flatnonzero(edges_R > most)

@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
 
-from ooc.kernels.edge_terms import Filling, LoopFeatures
+from ooc.kernels.edge_terms import LoopFeatures
 from ooc.kernels.edges import SelfLoops
 from ooc.kernels.functions import Gatv2, GatWithFeatures, gated
 from ooc.kernels.gat import TARGET_SCALARS
@@ -422,11 +422,10 @@ def _with_loops(term: EdgeTerm, conv: Any, call: Call) -> EdgeTerm:
     if not conv.add_self_loops:
         return term
     if isinstance(fill, str):
-        fillings = {"mean": Filling.MEAN, "add": Filling.SUM, "sum": Filling.SUM}
-        call.needs(fill in fillings)
-        return replace(term, loops=LoopFeatures(fillings[fill]))
+        call.needs(fill in ("mean", "add", "sum"))
+        return replace(term, loops=LoopFeatures(is_mean=fill == "mean"))
     constant_K = torch.as_tensor(fill, dtype=torch.float64).detach().reshape(-1)
-    return replace(term, loops=LoopFeatures(Filling.CONSTANT, constant_K))
+    return replace(term, loops=LoopFeatures(constant_K))
 
 
 def _interleaved(channels: int, *parts: Tensor) -> Tensor:
