@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ooc.kernels.compiled.gat import add_scalars, pull_rows
+from ooc.kernels.compiled.gat import add_scalars
 from ooc.kernels.compiled.lanes import (
     NBYTES,
     TOGETHER,
@@ -45,11 +45,9 @@ from ooc.kernels.compiled.loops import (
     part,
 )
 from ooc.kernels.compiled.softmax import add_weighted, begin, differentiate, drop, fill, finish, leaky, product, weigh
-from ooc.kernels.compiled.terms import Terms, read
-from ooc.kernels.edge_function import TargetLayout
+from ooc.kernels.compiled.terms import read
 from ooc.kernels.functions import Gatv2, GatWithFeatures
 
-Function = Gatv2 | GatWithFeatures
 Matrix = npt.NDArray[Any]
 
 
@@ -65,7 +63,7 @@ class Scores(NamedTuple):
     of_heads: tuple[Matrix, ...]
 
     @classmethod
-    def of(cls, function: Function, walk: Walk, channels: int, of_heads: int) -> "Scores":
+    def of(cls, function: Gatv2 | GatWithFeatures, walk: Walk, channels: int, of_heads: int) -> "Scores":
         dtype = walk.scale_HE.dtype
         given = np.zeros((EDGES, channels), dtype), matrices(walk, of_heads)
         if isinstance(function, Gatv2):
@@ -73,37 +71,8 @@ class Scores(NamedTuple):
         return cls(np.empty((0, 0), dtype), function.negative_slope, function.place, *given)
 
 
-def messages(
-    function: Function, walk: Walk, terms: Terms, source_NW: Matrix, target_RV: Matrix, out_RO: Matrix, lse_RH: Matrix
-) -> None:
-    """Forward."""
-    scores = Scores.of(function, walk, out_RO.shape[1] // lse_RH.shape[1], 2)
-    _attend(walk, terms, scores, source_NW, target_RV, out_RO, lse_RH)
-
-
-def source_gradients(
-    function: Function, walk: Walk, terms: Terms, layout: TargetLayout, source_RW: Matrix, target_NP: Matrix,
-    out_RW: Matrix,
-) -> None:  # fmt: skip
-    """Backward, of sources."""
-    if isinstance(function, GatWithFeatures):
-        numbers = layout.groups, 1, False, function.negative_slope, function.place, layout.target
-        return pull_rows(walk, terms, target_NP, source_RW, numbers, out_RW)
-    scores = Scores.of(function, walk, layout.message, 6)
-    _pull_sources(walk, terms, scores, layout.target, source_RW, target_NP, out_RW)
-
-
-def target_gradients(
-    function: Function, walk: Walk, terms: Terms, source_NW: Matrix, target_RV: Matrix, gradient_RO: Matrix,
-    statistics_RS: Matrix, out_RV: Matrix, map_RM: Matrix,
-) -> None:  # fmt: skip
-    """Backward, of targets and the map of terms."""
-    scores = Scores.of(function, walk, gradient_RO.shape[1] // len(walk.scale_HE), 6)
-    _pull_targets(walk, terms, scores, source_NW, target_RV, gradient_RO, statistics_RS, out_RV, map_RM)
-
-
 @compiled
-def _attend(walk, terms, scores, source_NW, target_RV, out_RO, lse_RH):
+def attend(walk, terms, scores, source_NW, target_RV, out_RO, lse_RH):
     heads, by_vectors = lse_RH.shape[1], len(scores.att_HC) > 0
     channels, brought, own = out_RO.shape[1] // heads, source_NW.shape[1] // heads, target_RV.shape[1] // heads
     weight_HE, softmax_HE = scores.of_heads
@@ -132,7 +101,7 @@ def _attend(walk, terms, scores, source_NW, target_RV, out_RO, lse_RH):
 
 
 @compiled
-def _pull_sources(walk, terms, scores, target, source_RW, target_NP, out_RW):
+def pull_sources(walk, terms, scores, target, source_RW, target_NP, out_RW):
     lse_HE, d_HE, share_HE = scores.of_heads[2:5]
     heads, channels = len(lse_HE), scores.hidden_EC.shape[1]
     packed, near_E, one = target_NP.shape[1] // heads, walk.near_E, source_RW.dtype.type(1)
@@ -155,7 +124,7 @@ def _pull_sources(walk, terms, scores, target, source_RW, target_NP, out_RW):
 
 
 @compiled
-def _pull_targets(walk, terms, scores, source_NW, target_RV, gradient_RO, statistics_RS, out_RV, map_RM):
+def pull_targets(walk, terms, scores, source_NW, target_RV, gradient_RO, statistics_RS, out_RV, map_RM):
     score_HE, d_score_HE, lse_HE, d_HE, _, _ = scores.of_heads
     heads, by_vectors, channels = len(score_HE), len(scores.att_HC) > 0, scores.hidden_EC.shape[1]
     brought, own, with_map = source_NW.shape[1] // heads, target_RV.shape[1] // heads, map_RM.shape[1] > 0

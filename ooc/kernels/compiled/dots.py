@@ -15,14 +15,13 @@ and so is the map's gradient made. Only a source, every edge of which has anothe
 with m dropout's scale. K features of an edge, the bias among them, E edges at a time.
 """
 
-import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ooc.kernels.compiled.lanes import NBYTES, TOGETHER, fma, load, number, spread, store, total
-from ooc.kernels.compiled.loops import TAKEN, Walk, clear, compiled, fetch, gather, matrices, part
+from ooc.kernels.compiled.loops import TAKEN, Walk, clear, compiled, fetch, gather, part
 from ooc.kernels.compiled.softmax import (
     add_weighted,
     begin,
@@ -35,49 +34,18 @@ from ooc.kernels.compiled.softmax import (
     weigh,
 )
 from ooc.kernels.compiled.terms import Terms, read
-from ooc.kernels.edge_function import TargetLayout
-from ooc.kernels.functions import TransformerAttention
 
 Matrix = npt.NDArray[Any]
 
 
-def messages(
-    function: TransformerAttention, walk: Walk, terms: Terms, source_NW: Matrix, query_RV: Matrix, out_RO: Matrix,
-    lse_RH: Matrix,
-) -> None:  # fmt: skip
-    """Forward."""
-    scale = 1 / math.sqrt(out_RO.shape[1] // function.heads)
-    _attend(walk, terms, scale, source_NW, query_RV, matrices(walk, 2), _of_features(walk, terms, 2), out_RO, lse_RH)
-
-
-def source_gradients(
-    function: TransformerAttention, walk: Walk, terms: Terms, layout: TargetLayout, source_RW: Matrix,
-    target_NP: Matrix, out_RW: Matrix,
-) -> None:  # fmt: skip
-    """Backward, of sources."""
-    _sources(
-        walk, terms, 1 / math.sqrt(layout.message), layout.message, source_RW, target_NP, matrices(walk, 4), out_RW
-    )
-
-
-def target_gradients(
-    function: TransformerAttention, walk: Walk, terms: Terms, source_NW: Matrix, query_RV: Matrix, gradient_RO: Matrix,
-    statistics_RS: Matrix, out_RV: Matrix, map_RM: Matrix,
-) -> None:  # fmt: skip
-    """Backward, of targets and the map of terms."""
-    scale, rows = 1 / math.sqrt(query_RV.shape[1] // function.heads), (query_RV, gradient_RO, statistics_RS)
-    given = matrices(walk, 4), _of_features(walk, terms, 4)
-    _targets(walk, terms, scale, source_NW, rows, *given, out_RV, map_RM)
-
-
-def _of_features(walk: Walk, terms: Terms, count: int) -> tuple[Matrix, ...]:
+def of_features(walk: Walk, terms: Terms, count: int) -> tuple[Matrix, ...]:
     """So many of a number for every head and feature."""
     shape = len(walk.scale_HE), len(terms.weight_KT)
     return tuple(np.empty(shape, walk.scale_HE.dtype) for _ in range(count))
 
 
 @compiled
-def _attend(walk, terms, scale, source_NW, query_RV, of_edges, of_features, out_RO, lse_RH):
+def attend(walk, terms, scale, source_NW, query_RV, of_edges, of_features, out_RO, lse_RH):
     heads, near_E, (weight_HE, softmax_HE), (along_HK, sum_HK) = lse_RH.shape[1], walk.near_E, of_edges, of_features
     channels = out_RO.shape[1] // heads
     for row in range(len(query_RV)):
@@ -108,7 +76,7 @@ def _attend(walk, terms, scale, source_NW, query_RV, of_edges, of_features, out_
 
 
 @compiled
-def _targets(walk, terms, scale, source_NW, rows, of_edges, of_features, out_RV, map_RM):
+def pull_targets(walk, terms, scale, source_NW, rows, of_edges, of_features, out_RV, map_RM):
     query_RV, gradient_RO, statistics_RS = rows
     heads, near_E, (kept_HE, ds_HE, lse_HE, d_HE) = len(walk.scale_HE), walk.near_E, of_edges
     channels, features = query_RV.shape[1] // heads, len(terms.weight_KT)
@@ -150,7 +118,7 @@ def _targets(walk, terms, scale, source_NW, rows, of_edges, of_features, out_RV,
 
 
 @compiled
-def _sources(walk, terms, scale, channels, source_RW, target_NP, of_edges, out_RW):
+def pull_sources(walk, terms, scale, channels, source_RW, target_NP, of_edges, out_RW):
     near_E, (kept_HE, ds_HE, lse_HE, d_HE) = walk.near_E, of_edges
     heads, one = len(walk.scale_HE), source_RW.dtype.type(1)
     pulled = target_NP.shape[1] // heads

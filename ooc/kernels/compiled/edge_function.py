@@ -1,34 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ooc.kernels.edge_function``'s pulls as compiled loops. Shapes as there."""
 
-from typing import Any
+import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ooc.kernels.compiled import attention, dots, sums
-from ooc.kernels.compiled.loops import Walk, array, computed
+from ooc.kernels.compiled import attention, dots, gat, sums
+from ooc.kernels.compiled.loops import Walk, array, computed, matrices
 from ooc.kernels.compiled.terms import Terms, readable
 from ooc.kernels.edge_function import EdgeMessages, TargetLayout, Upstream
 from ooc.kernels.functions import Gatv2, GatWithFeatures, Product, Rectified, TransformerAttention
 from ooc.kernels.tensors import typed
 from ooc.plan.workload import Direction
 
-LOOPS: dict[type, Any] = {
-    Gatv2: attention,
-    GatWithFeatures: attention,
-    Product: sums,
-    Rectified: sums,
-    TransformerAttention: dots,
-}
-"""By the kind of function the module of its loops: of messages, gradients of sources and gradients of targets."""
+Function = Gatv2 | GatWithFeatures | Product | Rectified | TransformerAttention
+"""For which there are loops."""
 
 
-def _opened(edges: EdgeMessages, pulled: Tensor, direction: Direction) -> tuple[Walk, Terms]:
-    """The edges as loops that pull these rows go over them, and their terms."""
+def _opened(edges: EdgeMessages, pulled: Tensor, direction: Direction) -> tuple[Function, Walk, Terms]:
+    """What is computed of edges, these as loops that pull these rows go over them, and their terms."""
     tile, heads = readable(edges.tile, pulled), edges.heads
     given = () if heads is None else (heads.heads, heads.dropout, direction)
-    return Walk.over(tile, pulled, *given), Terms.of(edges.terms, tile, pulled)
+    assert isinstance(edges.function, Function), "it has no loop"
+    return edges.function, Walk.over(tile, pulled, *given), Terms.of(edges.terms, tile, pulled)
+
+
+def _constants(function: Rectified) -> tuple[bool, float, float]:
+    """Whether there is a softmax, ε and the temperature."""
+    return function.temperature is not None, float(function.eps), float(function.temperature or 0.0)
 
 
 @torch.no_grad()
@@ -39,18 +40,52 @@ def pull_messages(
     rows, heads, dtype = edges.tile.rows, edges.heads, computed(source_NW)
     out_RO = torch.empty(rows, columns, dtype=dtype)
     lse_RH = torch.empty(rows, 0 if heads is None else len(heads.heads), dtype=dtype)
-    given = array(source_NW), array(typed(target_RV, dtype)), array(out_RO), array(lse_RH)
-    LOOPS[type(edges.function)].messages(edges.function, *_opened(edges, source_NW, Direction.IN), *given)
+    source, target, out, lse = array(source_NW), array(typed(target_RV, dtype)), array(out_RO), array(lse_RH)
+    function, walk, terms = _opened(edges, source_NW, Direction.IN)
+    match function:
+        case Gatv2() | GatWithFeatures():
+            scores = attention.Scores.of(function, walk, columns // lse.shape[1], 2)
+            attention.attend(walk, terms, scores, source, target, out, lse)
+        case TransformerAttention():
+            scale, of_edges = 1 / math.sqrt(columns // function.heads), matrices(walk, 2)
+            dots.attend(walk, terms, scale, source, target, of_edges, dots.of_features(walk, terms, 2), out, lse)
+        case Product():
+            factors = sums.Factors.of(function)
+            sums.product(walk, terms, factors, source, target, function.groups, sums.registers(out), out)
+        case Rectified(temperature=None):
+            sums.rectified(walk, terms, source, float(function.eps), sums.registers(out), out)
+        case Rectified():
+            constants, softmax = _constants(function)[1:], np.empty((2, columns), out.dtype)
+            sums.softmax(walk, terms, source, constants, sums.registers(out), softmax, out, lse)
     return out_RO, None if heads is None else lse_RH
 
 
 @torch.no_grad()
 def pull_source_gradients(edges: EdgeMessages, *, source_RW: Tensor, target_NP: Tensor, layout: TargetLayout) -> Tensor:
     """As ``edge_function.pull_source_gradients``; all is computed again."""
-    own = typed(source_RW, computed(target_NP))
-    out_RW = torch.empty_like(own, memory_format=torch.contiguous_format)
-    given = layout, array(own), array(target_NP), array(out_RW)
-    LOOPS[type(edges.function)].source_gradients(edges.function, *_opened(edges, target_NP, Direction.OUT), *given)
+    own_RW = typed(source_RW, computed(target_NP))
+    out_RW = torch.empty_like(own_RW, memory_format=torch.contiguous_format)
+    own, target, out = array(own_RW), array(target_NP), array(out_RW)
+    nothing = np.empty((0, 0), out.dtype)
+    function, walk, terms = _opened(edges, target_NP, Direction.OUT)
+    match function:
+        case Gatv2():
+            scores = attention.Scores.of(function, walk, layout.message, 6)
+            attention.pull_sources(walk, terms, scores, layout.target, own, target, out)
+        case GatWithFeatures():
+            columns = function.place, layout.target
+            gat.pull_rows(walk, terms, target, own, (layout.groups, 1, False, function.negative_slope, *columns), out)
+        case TransformerAttention():
+            scale = 1 / math.sqrt(layout.message)
+            dots.pull_sources(walk, terms, scale, layout.message, own, target, matrices(walk, 4), out)
+        case Product():
+            factors, width = sums.Factors.of(function), layout.columns // layout.groups
+            numbers, ends = (False, layout.groups, width, width, layout.target), (own, target, target)
+            sums.product_gradients(walk, terms, factors, *ends, numbers, sums.registers(out), out, nothing)
+        case Rectified():
+            assert not layout.loop, "added self-loops have no terms here"
+            constants = False, *_constants(function)
+            sums.rectified_gradients(walk, terms, own, target, constants, sums.registers(out), nothing, out, nothing)
     return out_RW
 
 
@@ -59,13 +94,33 @@ def pull_target_gradients(
     edges: EdgeMessages, *, source_NW: Tensor, target_RV: Tensor, upstream_R: Upstream, with_map: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """As ``edge_function.pull_target_gradients``; nothing is kept."""
-    rows, dtype, terms = edges.tile.rows, computed(source_NW), edges.terms if with_map else None
-    gradient, statistics = typed(upstream_R.gradient, dtype), upstream_R.statistics
-    statistics = gradient.new_empty(rows, 0) if statistics is None else typed(statistics, dtype)
-    own = typed(target_RV, dtype)
-    out_RV = torch.empty_like(own, memory_format=torch.contiguous_format)
-    map_RM = out_RV.new_empty(rows, 0 if terms is None else terms.map_columns)
-    matrices = source_NW, own, gradient, statistics.reshape(rows, -1), out_RV, map_RM
-    opened = _opened(edges, source_NW, Direction.IN)
-    LOOPS[type(edges.function)].target_gradients(edges.function, *opened, *map(array, matrices))
-    return out_RV, None if terms is None else map_RM
+    rows, dtype, of_map = edges.tile.rows, computed(source_NW), edges.terms if with_map else None
+    gradient_RO, statistics = typed(upstream_R.gradient, dtype), upstream_R.statistics
+    statistics = gradient_RO.new_empty(rows, 0) if statistics is None else typed(statistics, dtype)
+    own_RV = typed(target_RV, dtype)
+    out_RV = torch.empty_like(own_RV, memory_format=torch.contiguous_format)
+    map_RM = out_RV.new_empty(rows, 0 if of_map is None else of_map.map_columns)
+    given = source_NW, own_RV, gradient_RO, statistics.reshape(rows, -1), out_RV, map_RM
+    source, own, gradient, kept, out, found = map(array, given)
+    function, walk, terms = _opened(edges, source_NW, Direction.IN)
+    match function:
+        case Gatv2() | GatWithFeatures():
+            scores = attention.Scores.of(function, walk, gradient.shape[1] // len(walk.scale_HE), 6)
+            attention.pull_targets(walk, terms, scores, source, own, gradient, kept, out, found)
+        case TransformerAttention():
+            scale, beside = 1 / math.sqrt(own.shape[1] // function.heads), dots.of_features(walk, terms, 4)
+            dots.pull_targets(walk, terms, scale, source, (own, gradient, kept), matrices(walk, 4), beside, out, found)
+        case Product():
+            widths = own.shape[1] // function.groups, gradient.shape[1] // function.groups
+            factors, numbers = sums.Factors.of(function), (True, function.groups, *widths, 0)
+            ends = source, own, gradient
+            sums.product_gradients(walk, terms, factors, *ends, numbers, sums.registers(out), out, found)
+        case Rectified() if found.shape[1]:
+            if kept.shape[1]:
+                parts = gradient[:, :, None], kept.reshape(*gradient.shape, 2)
+                gradient = np.concatenate(parts, axis=2).reshape(len(gradient), -1)
+            constants, map_1M = (True, *_constants(function)), np.empty((1, found.shape[1]), found.dtype)
+            sums.rectified_gradients(
+                walk, terms, source, gradient, constants, sums.registers(found), map_1M, out, found
+            )
+    return out_RV, None if of_map is None else map_RM

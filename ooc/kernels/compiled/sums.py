@@ -36,13 +36,11 @@ from ooc.kernels.compiled.lanes import (
     where_equal,
     where_positive,
 )
-from ooc.kernels.compiled.loops import EDGES, TAKEN, Walk, clear, compiled, fetch, gather, part
+from ooc.kernels.compiled.loops import EDGES, TAKEN, clear, compiled, fetch, gather, part
 from ooc.kernels.compiled.softmax import tanh
-from ooc.kernels.compiled.terms import Terms, read
-from ooc.kernels.edge_function import TargetLayout
-from ooc.kernels.functions import Activation, Product, Rectified, gated
+from ooc.kernels.compiled.terms import read
+from ooc.kernels.functions import Activation, Product, gated
 
-Function = Product | Rectified
 Matrix = npt.NDArray[Any]
 
 IDENTITY, RELU, LEAKY_RELU, ELU, SIGMOID, TANH, SILU, SOFTPLUS = (one.value for one in Activation)
@@ -92,70 +90,13 @@ class Factors(NamedTuple):
         return cls(is_gate, is_more, *count, *numbers)
 
 
-def messages(
-    function: Function, walk: Walk, terms: Terms, source_NW: Matrix, target_RV: Matrix, out_RO: Matrix, lse_RO: Matrix
-) -> None:
-    """Forward."""
-    if isinstance(function, Product):
-        factors = Factors.of(function)
-        _product(walk, terms, factors, source_NW, target_RV, function.groups, _registers(out_RO), out_RO)
-    elif function.temperature is None:
-        _rectified(walk, terms, source_NW, float(function.eps), _registers(out_RO), out_RO)
-    else:
-        constants, softmax = (
-            (float(function.eps), float(function.temperature)),
-            np.empty((2, out_RO.shape[1]), out_RO.dtype),
-        )
-        _softmax(walk, terms, source_NW, constants, _registers(out_RO), softmax, out_RO, lse_RO)
-
-
-def source_gradients(
-    function: Function, walk: Walk, terms: Terms, layout: TargetLayout, source_RW: Matrix, target_NP: Matrix,
-    out_RW: Matrix,
-) -> None:  # fmt: skip
-    """Backward, of sources."""
-    nothing = np.empty((0, 0), out_RW.dtype)
-    if isinstance(function, Product):
-        width = layout.columns // layout.groups
-        numbers, rows = (False, layout.groups, width, width, layout.target), (source_RW, target_NP, target_NP)
-        _product_gradients(walk, terms, Factors.of(function), *rows, numbers, _registers(out_RW), out_RW, nothing)
-    else:
-        assert not layout.loop, "added self-loops have no terms here"
-        constants, given = (False, *_constants(function)), (_registers(out_RW), nothing, out_RW, nothing)
-        _rectified_gradients(walk, terms, source_RW, target_NP, constants, *given)
-
-
-def target_gradients(
-    function: Function, walk: Walk, terms: Terms, source_NW: Matrix, target_RV: Matrix, gradient_RO: Matrix,
-    statistics_RS: Matrix, out_RV: Matrix, map_RM: Matrix,
-) -> None:  # fmt: skip
-    """Backward, of targets and the map of terms."""
-    if isinstance(function, Product):
-        widths = target_RV.shape[1] // function.groups, gradient_RO.shape[1] // function.groups
-        numbers, rows = (True, function.groups, *widths, 0), (source_NW, target_RV, gradient_RO)
-        _product_gradients(walk, terms, Factors.of(function), *rows, numbers, _registers(out_RV), out_RV, map_RM)
-    elif map_RM.shape[1]:
-        if statistics_RS.shape[1]:
-            parts = gradient_RO[:, :, None], statistics_RS.reshape(*gradient_RO.shape, 2)
-            gradient_RO = np.concatenate(parts, axis=2).reshape(len(gradient_RO), -1)
-        constants = True, *_constants(function)
-        given = _registers(map_RM), np.empty((1, map_RM.shape[1]), map_RM.dtype), out_RV, map_RM
-        _rectified_gradients(walk, terms, source_NW, gradient_RO, constants, *given)
-
-
-def _constants(function: Rectified) -> tuple[bool, float, float]:
-    """Whether there is a softmax, ε and the temperature."""
-    temperature = function.temperature
-    return temperature is not None, float(function.eps), 0.0 if temperature is None else float(temperature)
-
-
-def _registers(out: Matrix) -> Matrix:
+def registers(out: Matrix) -> Matrix:
     """For two registers of every edge that there is at a time: of terms, messages or gradients."""
     return np.empty((2 * EDGES, NBYTES // out.itemsize), out.dtype)
 
 
 @compiled
-def _product(walk, terms, factors, source_NW, target_RV, groups, term_EL, out_RO):
+def product(walk, terms, factors, source_NW, target_RV, groups, term_EL, out_RO):
     near_E, lanes, channels = walk.near_E, NBYTES // out_RO.itemsize, out_RO.shape[1] // groups
     blocks, zero, one = _blocks(groups, channels, lanes), spread(out_RO.dtype.type(0)), spread(out_RO.dtype.type(1))
     of_source, of_target = factors.by_sources * channels, factors.by_targets * channels
@@ -216,7 +157,7 @@ def _product(walk, terms, factors, source_NW, target_RV, groups, term_EL, out_RO
 
 
 @compiled
-def _product_gradients(walk, terms, factors, source_XW, target_XV, above_XO, numbers, term_EL, out_RX, map_RM):
+def product_gradients(walk, terms, factors, source_XW, target_XV, above_XO, numbers, term_EL, out_RX, map_RM):
     """Of the rows as targets or as sources; the others are those pulled. Groups' targets and gradients are so wide
     apart, these from a column on."""
     are_targets, groups, target_width, above_width, above_first = numbers
@@ -377,7 +318,7 @@ def _slope(code, constant, lanes, value, one):
 
 
 @compiled
-def _rectified(walk, terms, source_NW, eps, term_EL, out_RO):
+def rectified(walk, terms, source_NW, eps, term_EL, out_RO):
     near_E = walk.near_E
     dtype, lanes, columns = out_RO.dtype, NBYTES // out_RO.itemsize, out_RO.shape[1]
     zero, added, registers = spread(dtype.type(0)), spread(dtype.type(eps)), -(-columns // lanes)
@@ -403,8 +344,8 @@ def _rectified(walk, terms, source_NW, eps, term_EL, out_RO):
 
 
 @compiled
-def _softmax(walk, terms, source_NW, numbers, term_EL, softmax_2O, out_RO, lse_RO):
-    """As ``_rectified``, weighted column by column by a softmax, whose highest score so far and sum of weights are in
+def softmax(walk, terms, source_NW, numbers, term_EL, softmax_2O, out_RO, lse_RO):
+    """As ``rectified``, weighted column by column by a softmax, whose highest score so far and sum of weights are in
     ``softmax_2O``."""
     eps, temperature = numbers
     near_E = walk.near_E
@@ -452,7 +393,7 @@ def _softmax(walk, terms, source_NW, numbers, term_EL, softmax_2O, out_RO, lse_R
 
 
 @compiled
-def _rectified_gradients(walk, terms, source_XW, above_XP, numbers, term_EL, map_1M, out_RX, map_RM):
+def rectified_gradients(walk, terms, source_XW, above_XP, numbers, term_EL, map_1M, out_RX, map_RM):
     """Of the rows as sources, or of the map that makes terms of the edges to rows as targets; the others are those
     pulled. Targets bring for every column its gradient, for a softmax with lse and D."""
     are_targets, weighted, eps, temperature = numbers
