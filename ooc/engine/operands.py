@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -94,7 +94,7 @@ class BlockedMatrix:
             self.checksums[path] = BlockSums(self.name, self.grid, stored, keeps_crcs=learnt)
         return self.checksums[path]
 
-    def rows(self, workspace: Workspace[Any], slab: int, block: int) -> Tensor:
+    def rows(self, workspace: Workspace, slab: int, block: int) -> Tensor:
         """The block where ``workspace`` has it, [height, width]."""
         grid = self.grid
         return workspace.matrix(self.number(slab, block), self.dtype, grid.height(block), grid.width(slab))
@@ -110,7 +110,7 @@ class BlockedMatrix:
 class _Operand:
     """Some slabs of a matrix, in frames; or the matrix ``whole`` in memory."""
 
-    def __init__(self, matrix: BlockedMatrix, workspace: Workspace[Any], slabs: range, whole: Tensor | None) -> None:
+    def __init__(self, matrix: BlockedMatrix, workspace: Workspace, slabs: range, whole: Tensor | None) -> None:
         self._matrix = matrix
         self._workspace = workspace
         self._slabs = slabs
@@ -160,7 +160,7 @@ class Input(_Operand):
     def __init__(
         self,
         matrix: BlockedMatrix,
-        workspace: Workspace[Any],
+        workspace: Workspace,
         *,
         whole: Tensor | None,
         dtype: torch.dtype | None,
@@ -211,7 +211,7 @@ class Output(_Operand):
     def __init__(
         self,
         matrix: BlockedMatrix,
-        workspace: Workspace[Any],
+        workspace: Workspace,
         *,
         whole: Tensor | None,
         direct: Sequence[Tensor],

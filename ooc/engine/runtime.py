@@ -125,7 +125,7 @@ class Runtime:
             opening.callback(files[name].close)
         return files
 
-    def _open_workspace(self, device: Device | None, spill_dir: Path, opening: ExitStack) -> Workspace[Any]:
+    def _open_workspace(self, device: Device | None, spill_dir: Path, opening: ExitStack) -> Workspace:
         """The memory that is computed in; on a device, with the host's arena below it."""
         plan, arena = self.plan, self._arena
         if device is None:

@@ -30,7 +30,7 @@ _STEPS_KNOWN = 4
 """Steps whose ends are kept: what a step leaves is written, and its frames are given away, two steps later."""
 
 
-class DeviceWorkspace(Workspace[Event]):
+class DeviceWorkspace(Workspace):
     """Frames of ``frame_bytes`` in ``arena``, uint8, of ``device``, with host frames and the SSD below them."""
 
     def __init__(self, device: Device, arena: Tensor, frame_bytes: int, transfers: Transfers, nbytes: Nbytes) -> None:

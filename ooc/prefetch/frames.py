@@ -10,7 +10,7 @@ Workspaces follow instructions and decide nothing. One thread uses them; ``matri
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch import Tensor
 from ooc.plan.program.program import Program
 from ooc.plan.program.staging import Staging
 from ooc.prefetch.arena import Arena, Bytes
-from ooc.prefetch.engine import Engine, Event, Span, Ticket
+from ooc.prefetch.engine import Engine, Event, Span
 
 Locate = Callable[[int], tuple[Sequence[Span], int]]
 """Where a block lies on the SSD, and its bytes."""
@@ -36,24 +36,21 @@ class Checks(Protocol):
         """They are about to be written; None: from where they cannot be seen."""
 
 
-T = TypeVar("T", bound=Event)
-"""Of bytes under way: a request of the SSD, or a copy to or from a device."""
-
-
-class FrameTable(ABC, Generic[T]):
-    """Which block each frame holds, and what is under way into it."""
+class FrameTable:
+    """Which block each frame holds, and what is under way into it: a request of the SSD, or a copy to or from a
+    device."""
 
     def __init__(self) -> None:
         self._where: dict[int, int] = {}  # block → frame
         self._content: dict[int, int] = {}  # frame → block
         self._postponed: dict[int, None] = {}  # blocks to be read, in order
-        self._arriving: dict[int, T] = {}  # by block
+        self._arriving: dict[int, Event] = {}  # by block
 
     def holds(self, block: int, frame: int) -> bool:
         """Whether ``block`` is in ``frame``, or on its way into it."""
         return self._where.get(block) == frame
 
-    def hold(self, transfer: T) -> None:
+    def hold(self, transfer: Event) -> None:
         """From here on, for what is computed, ``transfer`` has ended."""
         transfer.wait()
 
@@ -97,7 +94,7 @@ class FrameTable(ABC, Generic[T]):
             del self._where[block]
 
 
-class Workspace(FrameTable[T]):
+class Workspace(FrameTable, ABC):
     """``place`` is where its tensors are."""
 
     place: torch.device
@@ -105,7 +102,7 @@ class Workspace(FrameTable[T]):
     def __init__(self, nbytes: Nbytes) -> None:
         super().__init__()
         self._nbytes = nbytes
-        self._leaving: dict[int, T] = {}  # by frame
+        self._leaving: dict[int, Event] = {}  # by frame
 
     # ---- programs and passes -------------------------------------------------------------------------------
 
@@ -150,7 +147,7 @@ class Workspace(FrameTable[T]):
         self._await_left(self._where[block])
 
     @abstractmethod
-    def fill(self, block: int, memory: Tensor) -> T:
+    def fill(self, block: int, memory: Tensor) -> Event:
         """Start reading ``block`` from below into ``memory``, uint8, of a region."""
 
     def filled(self, block: int, memory: Tensor) -> None:
@@ -190,7 +187,7 @@ class Workspace(FrameTable[T]):
             self.hold(transfer)
 
 
-class HostWorkspace(Workspace[Ticket]):
+class HostWorkspace(Workspace):
     """Frames of ``frame_bytes`` in ``arena``, host memory with the SSD right below it.
 
     A frame may be given to its next block while the last one is still being written out of it: the read into it is sent
@@ -220,7 +217,7 @@ class HostWorkspace(Workspace[Ticket]):
         self._frame_bytes = frame_bytes
         self._engine = engine
         self._locate = locate
-        self._on_their_way: dict[int, Ticket] = {}  # writes by block
+        self._on_their_way: dict[int, Event] = {}  # writes by block
 
     def begin(self, program: Program, staging: Staging | None) -> None:
         for block, frame in program.warm:
@@ -252,7 +249,7 @@ class HostWorkspace(Workspace[Ticket]):
     def _arrived(self, block: int) -> None:
         self._checks.check_read(block, self._view(block))
 
-    def fill(self, block: int, memory: Tensor) -> Ticket:
+    def fill(self, block: int, memory: Tensor) -> Event:
         self.await_written(block)
         return self._engine.read(self._locate(block)[0], memory.numpy(), bulk=True)
 

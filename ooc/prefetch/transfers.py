@@ -34,7 +34,7 @@ from ooc.prefetch.frames import Checks, FrameTable, Locate
 _NOTHING = PassingThrough(frozenset(), frozenset())
 
 
-class Transfers(FrameTable[Ticket]):
+class Transfers(FrameTable):
     """Frames of ``frame_bytes`` in ``memory`` between a device and the SSD, used by one thread.
 
     The program calls frames by names that are swapped at its end (``Staging``); here frames are where they lie.
@@ -99,7 +99,10 @@ class Transfers(FrameTable[Ticket]):
         assert (planned.block, planned.direction) == (block, direction), f"transfer {index} is of another block"
         self._next += 1
         self._save_what_has_come()
-        self._look_at_what_has_come()
+        for arriving, ticket in self._arriving.items():  # in order
+            if not ticket.happened:
+                break
+            self._look_at(arriving)
         for taken, name, load in program.acquire[index]:
             direct = load and (index, taken) in self._passing_through.reads
             self._give(taken, self._frame_of_name[name])  # copies may still move through it; others wait for these
@@ -236,13 +239,6 @@ class Transfers(FrameTable[Ticket]):
     def _arrived(self, block: int) -> None:
         self._look_at(block)
         self._read_seen.pop(block).result()
-
-    def _look_at_what_has_come(self) -> None:
-        """Have those blocks looked at that have come from the SSD, in order."""
-        for block, ticket in self._arriving.items():
-            if not ticket.happened:
-                return
-            self._look_at(block)
 
     def _look_at(self, block: int) -> None:
         if block not in self._read_seen:

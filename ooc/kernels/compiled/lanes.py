@@ -370,7 +370,9 @@ def _fma(builder, left, right, added):
     return _call(builder, f"llvm.fma.{_suffix(left.type)}", left.type, [left, right, added])
 
 
-def _larger(builder, left, right):
+@_each
+def larger(builder, left, right):
+    """The larger of two; NaN where either is."""
     keeps = builder.or_(builder.fcmp_unordered("uno", left, left), builder.fcmp_ordered(">=", left, right))
     return builder.select(keeps, left, right)
 
@@ -383,11 +385,16 @@ def _where_positive(builder, tested, positive, other):
     return builder.select(builder.fcmp_ordered(">", tested, _constant(0.0, tested.type)), positive, other)
 
 
-def _where_equal(builder, left, right, equal, other):
+@_each
+def where_equal(builder, left, right, equal, other):
+    """The third where the first is the second, elsewhere the fourth."""
     return builder.select(builder.fcmp_ordered("==", left, right), equal, other)
 
 
-def _exp(builder, value):
+@_each
+def exp(builder, value):
+    """e to the power of lanes: within two units of the last place, 0 where that would not be a normal number, and of
+    what is larger than any power the largest."""
     kind, is_single = value.type, isinstance(value.type.element, ir.FloatType)
     least, most = (_constant(end, kind) for end in ((-87.25, 88.375) if is_single else (-708.25, 709.0)))
     # What has no bits for fractions, and is so large that what is added to it is rounded to whole numbers.
@@ -409,8 +416,10 @@ def _exp(builder, value):
     return _where_positive(builder, builder.fsub(least, value), _constant(0.0, kind), builder.fmul(found, scale))
 
 
-def _log_of_more(builder, value):
-    """log(1 + u) = 2 artanh(u / (2 + u)) of u from 0 to 1, whose series has a ninth of the last term in each."""
+@_each
+def log_of_more(builder, value):
+    """log(1 + u) of lanes u from 0 to 1, within some units of the last place: 2 artanh(u / (2 + u)), whose series has a
+    ninth of the last term in each."""
     kind, terms = value.type, 8 if isinstance(value.type.element, ir.FloatType) else 17
     ratio = builder.fdiv(value, builder.fadd(value, _constant(2.0, kind)))
     square = builder.fmul(ratio, ratio)
@@ -420,20 +429,10 @@ def _log_of_more(builder, value):
 
 fma = _each(_fma)
 """The first two's product and the third, rounded once."""
-larger = _each(_larger)
-"""The larger of two; NaN where either is."""
 higher = _each(_higher)
 """The larger of two, in one instruction; the second where either is NaN."""
 where_positive = _each(_where_positive)
 """The second where the first is above 0, elsewhere (NaN among it) the third."""
-where_equal = _each(_where_equal)
-"""The third where the first is the second, elsewhere the fourth."""
-exp = _each(_exp)
-"""e to the power of lanes: within two units of the last place, 0 where that would not be a normal number, and of what
-is larger than any power the largest."""
-
-log_of_more = _each(_log_of_more)
-"""The logarithm of 1 and lanes from 0 to 1, within some units of the last place."""
 
 
 def _halving(combine):

@@ -35,13 +35,8 @@ ROW, CURSOR, FETCHED, LAST, REPEATS, TAKEN = range(6)
 """Where a walk is (``Walk.at``)."""
 
 
-def _written() -> str:
-    """What tells the text of all loops from that of another version."""
-    folder = Path(__file__).parent
-    return sha256(b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))).hexdigest()
-
-
-_WRITTEN = _written()
+_WRITTEN = sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()
+"""What tells the text of all loops from that of another version."""
 
 
 class _Index(IndexDataCacheFile):

@@ -111,7 +111,8 @@ def product(walk, terms, factors, source_NW, target_RV, groups, term_EL, out_RO)
                 at, source_at = _at(block, channels, 0), _if_any(block, of_source, factors.source, channels)
                 other_at = _if_any(block, of_source, factors.other_source, channels)
                 if terms.are_there:
-                    _make_terms(walk, terms, count, factors.number, block, channels, term_EL)
+                    term_at, other_term_at = _of_terms(block, factors.number * channels, factors.number, channels)
+                    _make(walk, terms, count, term_at, other_term_at, term_EL)
                 target = other_target = zero
                 if factors.target >= 0:
                     target_at = _if_any(block, of_target, factors.target, channels)
@@ -194,7 +195,8 @@ def product_gradients(walk, terms, factors, source_XW, target_XV, above_XO, numb
                 added_at = _if_any(block, of_source, factors.added_source, channels)
                 added_target_at = _if_any(block, target_width, factors.added_target, channels)
                 if terms.are_there:
-                    _make_terms(walk, terms, count, factors.number, block, channels, term_EL)
+                    term_at, other_term_at = _of_terms(block, factors.number * channels, factors.number, channels)
+                    _make(walk, terms, count, term_at, other_term_at, term_EL)
                 sums = load_halves(out_RX, row, own_at, out_RX)
                 other_sums = load_halves(out_RX, row, other_own_at, out_RX)
                 added_sums = load_halves(out_RX, row, added_own_at, out_RX)
@@ -515,13 +517,6 @@ def _of_terms(block, width, factors, channels):
     if factors == 1:
         other = other[0], other[1], 0, 0
     return at, other
-
-
-@part
-def _make_terms(walk, terms, count, factors, block, channels, term_EL):
-    """Registers of these edges' terms for either factor."""
-    at, other = _of_terms(block, factors * channels, factors, channels)
-    _make(walk, terms, count, at, other, term_EL)
 
 
 @part

@@ -19,7 +19,7 @@ from torch import Tensor
 from ooc.errors import ModelError
 from ooc.kernels.cuda.choice import Kernel, Shape, power_of_two, shape_for
 from ooc.kernels.cuda.edge_terms import Terms, map_block
-from ooc.kernels.cuda.launch import Pulling, ceil_div, of_dropout, sums_dtype
+from ooc.kernels.cuda.launch import Pulling, ceil_div, dropped_below, sums_dtype
 from ooc.kernels.cuda.programs.edge_attention import DOT, GATV2, SCALAR, message_segments, message_slots
 from ooc.kernels.cuda.programs.edge_gradients import message_sources, message_targets
 from ooc.kernels.cuda.programs.edge_sums import rectified_map, rectified_segments
@@ -190,7 +190,10 @@ class Attention:
         count = len(heads.heads)
         columns = {"CHANNELS": channels, "HEADS": count, "BROUGHT": brought, "QUERY": query, "SLICES": slices}
         of_layer = {"KIND": kind, "SLOPE": slope, "ROOT": root, **columns}
-        return cls(count, channels, query, of_layer | of_dropout(heads.heads.start, heads.dropout), att_HC)
+        of_layer |= {"numbers": (heads.heads.start, *dropped_below(heads.dropout))}
+        scale = 1.0 if heads.dropout is None else heads.dropout.kept_scale
+        of_layer |= {"HAS_DROPOUT": heads.dropout is not None, "SCALE": scale}
+        return cls(count, channels, query, of_layer, att_HC)
 
     def vector(self, instead: Tensor) -> Tensor:
         """GATv2's attention vectors; a program of another kind reads nothing there."""

@@ -49,13 +49,6 @@ def dropped_below(dropout: EdgeDropout | None) -> tuple[int, int]:
     return signed(high << 32 | low), dropout.threshold
 
 
-def of_dropout(first: int, dropout: EdgeDropout | None) -> dict[str, Any]:
-    """What attention's programs take of it: ``numbers``, the ``first`` head or group and ``dropped_below``; constants,
-    whether anything is dropped, and what the rest is scaled by."""
-    scale = 1.0 if dropout is None else dropout.kept_scale
-    return {"numbers": (first, *dropped_below(dropout)), "HAS_DROPOUT": dropout is not None, "SCALE": scale}
-
-
 class Pulling:
     """A tile's rows pulling from ``matrix_NW`` into ``out``: launches with one program, or several side by side
     (``across``), for the same segments.

@@ -115,7 +115,7 @@ class InnerDropout(_CaughtDropout):
         dropout = self._draws(self._done, p)
         self._done += 1
         columns = values[:1].numel() if len(values) else 0
-        repeats = _repeats_near(call.rows, self._near, targets, sources)
+        repeats = _repeats(call.rows, self._near, targets, sources)
         keep = BY_DEVICE[values.device.type](dropout, targets, sources, repeats, columns).reshape(values.shape)
         scale = keep.to(values.dtype).mul_(dropout.kept_scale)
         return values.mul_(scale) if inplace else values * scale
@@ -162,19 +162,8 @@ def ends_of(rows: DroppedRows, near: Neighbourhood) -> tuple[Tensor, Tensor]:
     return targets, sources
 
 
-def _repeats_near(rows: DroppedRows, near: Neighbourhood, targets_E: Tensor, sources_E: Tensor) -> Tensor:
+def _repeats(rows: DroppedRows, near: Neighbourhood, targets_E: Tensor, sources_E: Tensor) -> Tensor:
     """How many before each one have the same two ends; of a stretch of a row's edges, those before it among them."""
-    repeats_E = _repeats(targets_E, sources_E)
-    if near.repeats_before and rows not in OF_NODES:
-        first = near.edge_index_2E[0, 0]  # a row's edges come first, in order, but those to itself may be left out
-        equal = int((near.edge_index_2E[0] == first).sum())
-        if first != near.edge_index_2E[1, 0] or rows in (DroppedRows.EDGES, DroppedRows.EDGES_AND_LOOPS):
-            repeats_E[:equal] += near.repeats_before
-    return repeats_E
-
-
-def _repeats(targets_E: Tensor, sources_E: Tensor) -> Tensor:
-    """How many before each one have the same two ends."""
     order_E = sources_E.argsort(stable=True)
     order_E = order_E[targets_E[order_E].argsort(stable=True)]
     ends_2E = torch.stack((targets_E, sources_E))[:, order_E]
@@ -182,4 +171,10 @@ def _repeats(targets_E: Tensor, sources_E: Tensor) -> Tensor:
     is_first_E[1:] = (ends_2E[:, 1:] != ends_2E[:, :-1]).any(dim=0)
     positions_E = torch.arange(len(order_E), device=order_E.device)
     first_E = (positions_E * is_first_E).cummax(dim=0).values
-    return torch.empty_like(order_E).index_copy_(0, order_E, positions_E - first_E)
+    repeats_E = torch.empty_like(order_E).index_copy_(0, order_E, positions_E - first_E)
+    if near.repeats_before and rows not in OF_NODES:
+        first = near.edge_index_2E[0, 0]  # a row's edges come first, in order, but those to itself may be left out
+        equal = int((near.edge_index_2E[0] == first).sum())
+        if first != near.edge_index_2E[1, 0] or rows in (DroppedRows.EDGES, DroppedRows.EDGES_AND_LOOPS):
+            repeats_E[:equal] += near.repeats_before
+    return repeats_E
