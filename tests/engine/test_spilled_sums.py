@@ -22,8 +22,7 @@ from ooc.plan.layout.shuffle import PartialSums, plan_partial_sums
 from ooc.plan.workload import Direction
 from ooc.prefetch.arena import Arena
 from ooc.prefetch.engine import Engine
-from ooc.prefetch.engines.direct import DirectEngine
-from ooc.prefetch.engines.plain import BufferedEngine
+from ooc.prefetch.engines.direct import BufferedEngine, DirectEngine
 from ooc.prefetch.spill import create_spill
 from tests.exactness.comparison import store_of
 from tests.graphs import GraphCase, random_data

@@ -17,10 +17,9 @@ import pytest
 import ooc.prefetch.engine
 from ooc.errors import SpillError
 from ooc.prefetch.engine import ChunkFile, Counters, Engine, OpenFile, Span, Ticket
-from ooc.prefetch.engines.direct import DirectEngine
+from ooc.prefetch.engines.direct import BufferedEngine, DirectEngine
 from ooc.prefetch.engines.kernel_queue import Batch, KernelQueue
 from ooc.prefetch.engines.kvikio import KvikioCalls, KvikioEngine
-from ooc.prefetch.engines.plain import BufferedEngine
 from ooc.prefetch.spill import create_spill
 from tests.prefetch.contract import MIB, EngineContract, aligned, random_bytes
 from tests.prefetch.fake_kvikio import CuFile, fake_kvikio

@@ -13,7 +13,7 @@ from torch_geometric.nn.models import GraphSAGE
 import ooc
 from ooc.errors import OocError
 from ooc.prefetch.engine import Engine
-from ooc.prefetch.engines.plain import BufferedEngine
+from ooc.prefetch.engines.direct import BufferedEngine
 from ooc.storage.store import Store
 from tests.exactness.comparison import tuned_trainer
 from tests.examples import examples

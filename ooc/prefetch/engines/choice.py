@@ -9,8 +9,7 @@ from pathlib import Path
 from ooc.memory import filesystem_of
 from ooc.prefetch.engine import PAGE_BYTES, Counters, Engine, open_direct
 from ooc.prefetch.engines import kvikio
-from ooc.prefetch.engines.direct import DirectEngine
-from ooc.prefetch.engines.plain import BufferedEngine
+from ooc.prefetch.engines.direct import BufferedEngine, DirectEngine
 from ooc.prefetch.spill import open_nameless
 
 BY_WAY_OF_HOST = "by way of host memory"

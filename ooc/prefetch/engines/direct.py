@@ -4,14 +4,15 @@
 Whole pages go through the kernel's queue, many at once, handed over by whoever asks and collected by one thread.
 Everything else goes the plain way on a few threads: tails, tiny matrices, files on filesystems that refuse
 O_DIRECT, and whatever the queue did short or not at all, so that errors are found and named in one place. Where
-there is no such queue, those threads do it all, with O_DIRECT too.
+there is no such queue, those threads do it all, with O_DIRECT too; and without it where a filesystem refuses that.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from ooc.prefetch.engine import PAGE_BYTES, ChunkFile, OpenFile, Ticket
+from ooc.prefetch.arena import Bytes
+from ooc.prefetch.engine import PAGE_BYTES, ChunkFile, Counters, Engine, OpenFile, Span, Ticket
 from ooc.prefetch.engines.kernel_queue import Batch, KernelQueue, QueueLane
-from ooc.prefetch.engines.plain import BULK_THREADS, Call, SystemCalls, ThreadEngine, cut
+from ooc.prefetch.engines.plain import Call, Lane, SystemCalls, cut
 
 PIECE_BYTES = 1 << 20
 """Largest single request: enough for the disk's full rate, small enough that several run side by side."""
@@ -20,52 +21,54 @@ DEPTH = 64
 64 were a seventh ahead of 32 (virtio NVMe; tools/bench_io measures another disk)."""
 BULK_DEPTH = 16
 """Of these, how many may be bulk, so that what the computation needs next finds room."""
+BULK_THREADS = 2
 
 
-class DirectEngine(ThreadEngine):
-    """``bulk`` is for whole slabs, the rest for what the computation needs next.
+class ThreadEngine(Engine):
+    """An engine of two lanes of threads, one of them for bulk requests, and maybe the kernel's queue. ``direct``: with
+    O_DIRECT where that goes. ``counters``: another engine's, where the two count together."""
 
-    ``queue`` makes the kernel's queue of a depth; None, or an OSError from it, leaves the work to the threads.
-    ``how`` says which it is.
-    """
-
-    name = "direct"
+    _queued: QueueLane | None = None
 
     def __init__(
         self,
         *,
-        depth: int = DEPTH,
-        bulk_depth: int = BULK_DEPTH,
-        threads: int = 4,
-        piece_bytes: int = PIECE_BYTES,
         calls: SystemCalls | None = None,
-        queue: Callable[[int], KernelQueue] | None = KernelQueue,
+        threads: int = 4,
+        piece_bytes: int = 4 << 20,
+        direct: bool = False,
+        counters: Counters | None = None,
     ) -> None:
-        assert piece_bytes % PAGE_BYTES == 0
-        super().__init__(calls=calls, threads=threads, piece_bytes=piece_bytes, direct=True)
-        self._queued: QueueLane | None = None
-        self.how = f"{threads} + {BULK_THREADS} threads"
-        if queue is None:
-            return
-        try:
-            made = queue(depth)
-        except OSError as error:
-            self.how += f", since io_submit is not to be had: {error.strerror}"
-            return
-        self._queued = QueueLane(made, depth=depth, bulk_depth=bulk_depth, plain=self._near, counters=self.counters)
-        self.how = f"io_submit, up to {depth} requests at once"
+        self.counters = Counters() if counters is None else counters
+        self._piece_bytes = piece_bytes
+        calls = calls or SystemCalls()
+        self._near = Lane(threads=threads, name="ooc-io", calls=calls, direct=direct, counters=self.counters)
+        self._bulk = Lane(threads=BULK_THREADS, name="ooc-bulk", calls=calls, direct=direct, counters=self.counters)
+
+    def read(self, spans: Sequence[Span], into: Bytes, *, bulk: bool = False) -> Ticket:
+        ticket = self._submit(Call(spans, into, writing=False), bulk=bulk)
+        if self.watch is not None:
+            self.watch(spans, False, ticket)
+        return ticket
+
+    def write(self, spans: Sequence[Span], source: Bytes) -> Ticket:
+        ticket = self._submit(Call(spans, source, writing=True), bulk=False)
+        if self.watch is not None:
+            self.watch(spans, True, ticket)
+        return ticket
 
     def close(self) -> None:
         if self._queued is not None:
             self._queued.close()
-        super().close()
+        self._near.close()
+        self._bulk.close()
 
     def _submit(self, call: Call, *, bulk: bool) -> Ticket:
         batches, misfit = self._sorted(call, bulk=bulk)
         parts = len(misfit) + sum([batch.left for batch in batches])
         call.ticket = Ticket(self.counters, parts, call.spans[0] if call.spans else None)
         if misfit:
-            self._submit_to_threads(call, misfit, bulk=bulk)
+            (self._bulk if bulk else self._near).submit([call.piece(*part) for part in misfit])
         if self._queued is not None and batches:
             self._queued.submit(batches, bulk=bulk)
         return call.ticket
@@ -91,3 +94,46 @@ class DirectEngine(ThreadEngine):
             if whole_bytes != span.nbytes:
                 misfit += cut(start + whole_bytes, span.nbytes - whole_bytes, piece_bytes)
         return [batch for batch in batches.values() if batch is not None and batch.left], misfit
+
+
+class DirectEngine(ThreadEngine):
+    """``bulk`` is for whole slabs, the rest for what the computation needs next.
+
+    ``queue`` makes the kernel's queue of a depth; None, or an OSError from it, leaves the work to the threads.
+    ``how`` says which it is.
+    """
+
+    name = "direct"
+
+    def __init__(
+        self,
+        *,
+        depth: int = DEPTH,
+        bulk_depth: int = BULK_DEPTH,
+        threads: int = 4,
+        piece_bytes: int = PIECE_BYTES,
+        calls: SystemCalls | None = None,
+        queue: Callable[[int], KernelQueue] | None = KernelQueue,
+    ) -> None:
+        assert piece_bytes % PAGE_BYTES == 0
+        super().__init__(calls=calls, threads=threads, piece_bytes=piece_bytes, direct=True)
+        self.how = f"{threads} + {BULK_THREADS} threads"
+        if queue is None:
+            return
+        try:
+            made = queue(depth)
+        except OSError as error:
+            self.how += f", since io_submit is not to be had: {error.strerror}"
+            return
+        self._queued = QueueLane(made, depth=depth, bulk_depth=bulk_depth, plain=self._near, counters=self.counters)
+        self.how = f"io_submit, up to {depth} requests at once"
+
+
+class BufferedEngine(ThreadEngine):
+    """What is written is done when the page cache has it; what is read may come from there.
+
+    The page cache is outside any budget of ours: the kernel gives it up when memory runs short, except where the files
+    are memory themselves (tmpfs).
+    """
+
+    name = "buffered"

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from ooc.prefetch.engine import Counters
-from ooc.prefetch.engines.plain import SystemCalls, ThreadEngine
+from ooc.prefetch.engines.direct import ThreadEngine
+from ooc.prefetch.engines.plain import SystemCalls
 
 PROBE_TIMEOUT_S = 20.0
 _PIECE_BYTES = 16 << 20

@@ -14,7 +14,7 @@ from functools import partial
 from typing import cast
 
 from ooc.prefetch.arena import Bytes
-from ooc.prefetch.engine import PAGE_BYTES, Counters, Engine, Piece, Span, Ticket, join_adjacent
+from ooc.prefetch.engine import PAGE_BYTES, Counters, Piece, Span, Ticket, join_adjacent
 
 CLOSED = "the engine is closed"
 _PLACE = ctypes.c_char * 0
@@ -143,65 +143,3 @@ def _part(piece: Piece, done: int, direct: int, buffered: int) -> tuple[int, int
     if direct < 0 or not aligned or not whole:
         return buffered, left
     return direct, whole
-
-
-BULK_THREADS = 2
-
-
-class ThreadEngine(Engine):
-    """An engine of two lanes of threads, one of them for bulk requests. ``direct``: with O_DIRECT where that goes.
-    ``counters``: another engine's, where the two count together."""
-
-    def __init__(
-        self,
-        *,
-        calls: SystemCalls | None = None,
-        threads: int = 4,
-        piece_bytes: int = 4 << 20,
-        direct: bool = False,
-        counters: Counters | None = None,
-    ) -> None:
-        self.counters = Counters() if counters is None else counters
-        self._piece_bytes = piece_bytes
-        calls = calls or SystemCalls()
-        self._near = Lane(threads=threads, name="ooc-io", calls=calls, direct=direct, counters=self.counters)
-        self._bulk = Lane(threads=BULK_THREADS, name="ooc-bulk", calls=calls, direct=direct, counters=self.counters)
-
-    def read(self, spans: Sequence[Span], into: Bytes, *, bulk: bool = False) -> Ticket:
-        ticket = self._submit(Call(spans, into, writing=False), bulk=bulk)
-        if self.watch is not None:
-            self.watch(spans, False, ticket)
-        return ticket
-
-    def write(self, spans: Sequence[Span], source: Bytes) -> Ticket:
-        ticket = self._submit(Call(spans, source, writing=True), bulk=False)
-        if self.watch is not None:
-            self.watch(spans, True, ticket)
-        return ticket
-
-    def close(self) -> None:
-        self._near.close()
-        self._bulk.close()
-
-    def _submit(self, call: Call, *, bulk: bool) -> Ticket:
-        parts = [
-            part
-            for span, start in zip(call.spans, call.starts, strict=False)
-            for part in cut(start, span.nbytes, self._piece_bytes)
-        ]
-        call.ticket = Ticket(self.counters, len(parts), call.spans[0] if call.spans else None)
-        self._submit_to_threads(call, parts, bulk=bulk)
-        return call.ticket
-
-    def _submit_to_threads(self, call: Call, parts: Sequence[tuple[int, int]], *, bulk: bool) -> None:
-        (self._bulk if bulk else self._near).submit([call.piece(*part) for part in parts])
-
-
-class BufferedEngine(ThreadEngine):
-    """What is written is done when the page cache has it; what is read may come from there.
-
-    The page cache is outside any budget of ours: the kernel gives it up when memory runs short, except where the files
-    are memory themselves (tmpfs).
-    """
-
-    name = "buffered"
