@@ -13,6 +13,7 @@ alone, so it is the same to the bit whatever rows are computed with it and on wh
     functions        GATv2, TransformerConv, GINE and ResGatedGraphConv as edge functions, and their gradients
     maximum          the largest of the neighbours' rows, gradients shared among ties
     pulls            which of these, or of those of a GPU (``cuda``), compute where a tensor is
+    memory           what pulls take for a tile, wherever they run, for admission
     neighbourhood    the graph around some rows, for layers that are run as they are
     deferred_checks  what is wrong with neighbour lists, found on a device that nobody waits for
 """

@@ -194,23 +194,6 @@ def pull_target_gradients(
     return out_RV, map_RM
 
 
-def scratch_bytes(
-    *, source: int, target: int, message: int, heads: int, itemsize: int, features: int = 0, term: int = 0
-) -> tuple[int, int]:
-    """Bounds on what one call allocates at a time, results included: for every edge of a piece and every row of the
-    tile, and for every row beside that; widths in columns.
-
-    ``features`` of an edge make a ``term`` of so many columns: they are gathered and numbered to be summed, and a row
-    has its part of the map's gradient, which is put together with others', and a feature's columns beside it.
-    """
-    per_edge = (2 * source + 2 * target + 3 * message + 4 * heads) * itemsize + 200
-    per_row = (2 * max(source, target) + 5 * message + 6 * heads) * itemsize + 32
-    if features:
-        per_edge += features * (3 * itemsize + 16) + 4 * term * itemsize + 64
-        per_row += ((2 * (features + 1) + 1) * term + 3 * features) * itemsize
-    return per_edge, per_row
-
-
 def _gradients(
     edges: EdgeMessages,
     piece: Piece,

@@ -160,24 +160,6 @@ def pull_sources(gat: GatHeads, tile: TileEdges, *, target_NS: Tensor, source_RS
     return out_RHTK.view(rows, -1)
 
 
-def scratch_bytes(
-    *, heads: int, slices: int, channels: int, itemsize: int, dropout: bool, signed: bool = False
-) -> tuple[int, int]:
-    """Bounds on what one call allocates at a time, results included: for every edge of a piece and every row of the
-    tile, and for every row beside that. ``channels``: of each of a head's ``slices``.
-
-    An edge of a piece has its neighbour, row and position (16 bytes at most each, the added self-loop's copy
-    included), up to six numbers for every head, and where coefficients are not ``signed`` its neighbour's row, twice;
-    dropout adds four counters of 8 bytes, twice. A row has four matrices of the slab's width at most, and eight numbers
-    and as many places a group.
-    """
-    columns = channels + TARGET_SCALARS
-    copied = 0 if signed else 2 * slices * columns
-    per_edge = 48 + heads * (6 + copied) * itemsize + (96 + heads * (2 + 2 * itemsize) if dropout else 0)
-    per_row = heads * slices * ((4 * columns + 8) * itemsize + 64) + 24
-    return per_edge, per_row
-
-
 def _weighted(gat: GatHeads, piece: Piece, matrix_NHTK: Tensor, weights: list[Tensor]) -> list[Tensor]:
     """Σ weight · neighbour's row over every row's edges, head by head [R, H, T, K], by each of some weights [E, H]."""
     if gat.negative_slope is None:  # of one head, so that no row is copied

@@ -56,9 +56,3 @@ def pull_sources(tile: TileEdges, *, target_NK: Tensor, source_RW: Tensor) -> Te
         own_EW = piece.spread(source_RW[here])
         out_RW[here] += piece.sums(own_EW.eq_(value_EW).mul_(share_EW))
     return out_RW
-
-
-def scratch_bytes(*, columns: int, itemsize: int) -> tuple[int, int]:
-    """Bounds on what one call allocates at a time, results included: for every edge of a piece and every row of the
-    tile, five matrices of the slab's width; for every row beside that, six."""
-    return 5 * columns * itemsize + columns + 48, 6 * columns * itemsize + columns + 32

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ooc.kernels import memory
 from ooc.kernels.aggregate import sums_rows_of
-from ooc.kernels.cuda import memory
 from ooc.kernels.pulls import are_compiled
 from ooc.model.graph import GraphRows, are_between_types, ends_of, reverse_of
 from ooc.model.lowering.network import Network

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ooc.kernels.cuda import memory
+from ooc.kernels import memory
 from ooc.kernels.edge_terms import LoopFeatures
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.kernels.functions import Gatv2, Rectified, TransformerAttention
@@ -81,8 +81,9 @@ LAYER = GatHeads(range(HEADS), 0.2)
 SOURCE, TARGET = rows(WIDTH + SOURCE_SCALARS * HEADS), rows(WIDTH + TARGET_SCALARS * HEADS)
 SCORES = rows(2 * HEADS)[:, ::2]
 PLAIN, SHARES = rows(WIDTH), rows(2 * WIDTH)
-ATTENTION = memory.attention(heads=HEADS, channels=CHANNELS, itemsize=4)
-MAXIMUM = memory.maximum(columns=WIDTH, itemsize=4)
+OF_GAT = memory.gat(heads=HEADS, slices=1, channels=CHANNELS, itemsize=4, dropout=False)
+ATTENTION = memory.EVERY_EDGE, *OF_GAT.on_device
+MAXIMUM = memory.EVERY_EDGE, *memory.maximum(columns=WIDTH, itemsize=4).on_device
 
 CALLS: dict[str, tuple[Callable[[TileEdges], Tensor], tuple[int, int, int]]] = {
     "attend": (lambda tile: gat.attend(LAYER, tile, source_NS=SOURCE, a_dst_RG=SCORES, keep=True), ATTENTION),

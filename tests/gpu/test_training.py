@@ -17,8 +17,7 @@ from torch_geometric.data import Data
 import ooc
 from ooc.engine import pull_run
 from ooc.errors import BudgetError, StoreError
-from ooc.kernels import aggregate
-from ooc.kernels.cuda import memory
+from ooc.kernels import aggregate, memory
 from ooc.kernels.cuda.segments import EDGES_PER_SEGMENT, long_parts
 from ooc.kernels.dropout import opaque as inner_dropout
 from ooc.kernels.dropout import rows as dropout

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ooc.kernels import edge_function, gat, maximum
+from ooc.kernels import edge_function, gat, maximum, memory
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edge_function import EdgeMessages, Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms
@@ -74,8 +74,8 @@ def test_gat(degree: int, dropout: EdgeDropout | None, slices: int) -> None:
         lambda: gat.pull_sources(heads, edges, target_NS=target, source_RS=source),
     ]
     options = dict(channels=CHANNELS, itemsize=4, dropout=dropout is not None)
-    bounds = gat.scratch_bytes(heads=HEADS // slices, slices=slices, **options)
-    bound = bound_of(degree, EDGES_PER_PIECE, bounds)
+    bounds = memory.gat(heads=HEADS // slices, slices=slices, **options)
+    bound = bound_of(degree, EDGES_PER_PIECE, bounds.of_torch)
     peaks = [peak_bytes(call) for call in calls]
     assert bound / 2.5 < max(peaks) <= bound
 
@@ -87,7 +87,7 @@ def test_maximum(degree: int) -> None:
         peak_bytes(lambda: maximum.pull_maxima(edges, source, keep=True)),
         peak_bytes(lambda: maximum.pull_sources(edges, target_NK=target, source_RW=source)),
     ]
-    bound = bound_of(degree, EDGES_PER_PIECE, maximum.scratch_bytes(columns=WIDTH, itemsize=4))
+    bound = bound_of(degree, EDGES_PER_PIECE, memory.maximum(columns=WIDTH, itemsize=4).of_torch)
     assert bound / 2.5 < max(peaks) <= bound
 
 
@@ -111,15 +111,17 @@ def test_edge_functions(degree: int, function: Gatv2 | TransformerAttention, fea
         lambda: edge_function.pull_source_gradients(messages, source_RW=source, target_NP=packed, layout=layout),
         lambda: edge_function.pull_target_gradients(messages, **given, upstream_R=above, with_map=terms is not None),
     ]
-    bounds = edge_function.scratch_bytes(
+    bounds = memory.messages(
+        groups=HEADS,
         source=source.shape[1],
-        target=WIDTH,
+        brought=WIDTH,
         message=WIDTH,
-        heads=HEADS,
+        packed=layout.columns,
+        pulled=WIDTH,
         itemsize=4,
         features=features,
         term=WIDTH if features else 0,
     )
-    bound = bound_of(degree, EDGES_PER_PIECE, bounds)
+    bound = bound_of(degree, EDGES_PER_PIECE, bounds.of_torch)
     peaks = [peak_bytes(call) for call in calls]
     assert bound / (3 if features else 2.5) < max(peaks) <= bound

@@ -26,9 +26,9 @@ from torch import Tensor
 
 from ooc.errors import StoreError
 from ooc.kernels.compiled.lanes import TOGETHER, prefetch
-from ooc.kernels.compiled.memory import EDGES as EDGES
 from ooc.kernels.dropout.edges import UNSORTED, EdgeDropout
 from ooc.kernels.edges import AnyIntegers, SelfLoops, TileEdges, highest_row
+from ooc.kernels.memory import EDGES as EDGES
 from ooc.plan.workload import Direction
 
 ROW, CURSOR, FETCHED, LAST, REPEATS, TAKEN = range(6)

@@ -5,7 +5,6 @@
     segments         rows cut into stretches of bounded length, so that a row with many edges is many programs' work
     choice           how many rows and columns a program takes: a table, or what was measured and kept on disk
     launch           what all launches have in common, and how segments are gone through
-    memory           what a pull takes of the GPU's memory, for admission
     sums             the plain sum
     maximum          the largest, gradients shared among ties
     gat              GAT's attention, forward and backward

@@ -16,15 +16,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ooc.kernels import edge_function
-from ooc.kernels.compiled import memory as of_loops
-from ooc.kernels.cuda import memory
+from ooc.kernels import edge_function, memory
 from ooc.kernels.edge_function import EdgeMessages, Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms, LoopFeatures
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.functions import EdgeFunction, Gatv2, GatWithFeatures, Product, Rectified, TransformerAttention
 from ooc.kernels.pulls import pulls_for
-from ooc.model.layers.per_edge import Attention, AttentionOptions, EdgeAggregate, Key, Pulling, edges_at_once
+from ooc.model.layers.per_edge import Attention, AttentionOptions, EdgeAggregate, Key, Pulling
 from ooc.model.lowering.projection import Weights, through_weights
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData
@@ -242,52 +240,23 @@ class FunctionAggregate(EdgeAggregate):
             parameters += self.term.gradients(by_group[:, :, self.brought_columns :])
         return rows_RGV.flatten(1), parameters
 
-    def temporaries(self, itemsize: int) -> tuple[int, int, int]:
-        bounds = edge_function.scratch_bytes(
+    def bounds(self, itemsize: int) -> memory.Bounds:
+        by_head = self.statistics and not isinstance(self.function(range(1)), Rectified)
+        return memory.messages(
+            groups=self.groups if self.statistics else 0,
             source=self.source.columns,
-            target=self.groups * self.brought_columns,
+            brought=self.groups * self.brought_columns,
             message=self.groups * self.message,
-            heads=self.groups if self.statistics else 0,
-            itemsize=itemsize,
-            features=0 if self.term is None else self.term.features,
-            term=0 if self.term is None else self.groups * self.term.columns,
-        )
-        per_edge, per_row = bounds
-        return edges_at_once(per_edge), per_edge, per_row + self._bytes_per_chained_row(itemsize)
-
-    def _bytes_per_chained_row(self, itemsize: int) -> int:
-        """Of a softmax over several types: own rows of two matrices side by side, and apart again."""
-        return 0 if self.before is None is self.after else 3 * (self.upstream_columns + self.columns) * itemsize
-
-    def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
-        return memory.messages(**self._widths, itemsize=itemsize)
-
-    def loop_temporaries(self, pulling: Pulling, itemsize: int) -> tuple[int, int]:
-        by_pulling = dict(zip(Pulling, memory.numbers_of_row(**self._widths), strict=True))
-        attends = self.statistics and not isinstance(self.function(range(1)), Rectified)
-        per_row, fixed = of_loops.messages(
-            row=by_pulling[pulling],
-            heads=self.groups if attends else 0,
-            message=self.groups * self.message,
+            packed=self.upstream_columns,
             pulled=self.pulled_target_columns,
+            itemsize=itemsize,
             features=0 if self.term is None else self.term.features,
             term=0 if self.term is None else self.groups * self.term.columns,
-            itemsize=itemsize,
+            loop=0 if self.term is None else self.term.loop_columns,
+            heads=self.groups if by_head else 0,
+            # Of a softmax over several types: own rows of two matrices side by side, and apart again.
+            chained=0 if self.before is None is self.after else 3 * (self.upstream_columns + self.columns),
         )
-        return per_row + self._bytes_per_chained_row(itemsize), fixed
-
-    @property
-    def _widths(self) -> dict[str, int]:
-        """Those that ``cuda.memory`` counts a row by."""
-        return {
-            "groups": self.groups if self.statistics else 0,
-            "source": self.source.columns,
-            "brought": self.groups * self.brought_columns,
-            "message": self.groups * self.message,
-            "packed": self.upstream_columns,
-            "pulled": self.pulled_target_columns,
-            "features": 0 if self.term is None else self.term.loop_columns,
-        }
 
 
 class FunctionAttention(Attention, FunctionAggregate):

@@ -20,9 +20,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from ooc.kernels import gat, maximum
-from ooc.kernels.compiled import memory as of_loops
-from ooc.kernels.cuda import memory
+from ooc.kernels import gat, maximum, memory
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edges import EDGES_PER_PIECE, SelfLoops, TileEdges
 from ooc.kernels.pulls import are_compiled, pulls_for
@@ -130,6 +128,7 @@ class EdgeAggregate(Aggregate):
         self.result = result
         self.keep = keep
         self.p = 0.0
+        self._known: dict[int, memory.Bounds] = {}
 
     def over(self, relation: EdgeType) -> None:
         """Have it over the edges of one type, of a graph with several."""
@@ -215,13 +214,24 @@ class EdgeAggregate(Aggregate):
         """From what targets pulled to the gradient of their own rows, and of parameters."""
         raise NotImplementedError
 
+    def bounds(self, itemsize: int) -> memory.Bounds:
+        """On what the pulls take."""
+        raise NotImplementedError
+
+    def _bounds(self, itemsize: int) -> memory.Bounds:
+        """The same, asked for with every tile."""
+        if itemsize not in self._known:
+            self._known[itemsize] = self.bounds(itemsize)
+        return self._known[itemsize]
+
     def temporaries(self, itemsize: int) -> tuple[int, int, int]:
         """Edges at once, bytes for each of them and for each row, and bytes a row beside that, of any of the pulls."""
-        raise NotImplementedError
+        per_edge, per_row = self._bounds(itemsize).of_torch
+        return edges_at_once(per_edge), per_edge, per_row
 
     def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
         """The same on a device with memory of its own."""
-        return self.temporaries(itemsize)
+        return memory.EVERY_EDGE, *self._bounds(itemsize).on_device
 
     @property
     def in_loops(self) -> bool:
@@ -233,10 +243,6 @@ class EdgeAggregate(Aggregate):
         """Whether these compute in float32 with rows of bfloat16; terms of edges would be made of the rows' type."""
         return self.in_loops and self.edge_features == 0
 
-    def loop_temporaries(self, pulling: Pulling, itemsize: int) -> tuple[int, int]:
-        """Bytes for each row, and beside all of them, of one of the pulls that is a compiled loop."""
-        raise NotImplementedError
-
     def per_edge(
         self, pulling: Pulling, columns: int, own: str | None, itemsize: int, *, on_device: bool = False
     ) -> PerEdge:
@@ -245,10 +251,10 @@ class EdgeAggregate(Aggregate):
             return PerEdge(self.groups, columns, own, *self.device_temporaries(itemsize))
         work = self.work(pulling, itemsize)
         if self.in_loops:
-            of_row, fixed = self.loop_temporaries(pulling, itemsize)
-            numbers = self.groups, columns, own, 0, 0, of_row
+            bounds = self._bounds(itemsize)
+            numbers = self.groups, columns, own, 0, 0, bounds.of_loop[list(Pulling).index(pulling)]
             as_kept = self.takes_narrow and itemsize == torch.float32.itemsize
-            return PerEdge(*numbers, fixed_bytes=fixed, slices=self.slices, work=work, as_kept=as_kept)
+            return PerEdge(*numbers, fixed_bytes=bounds.loop_fixed, slices=self.slices, work=work, as_kept=as_kept)
         numbers = self.groups, columns, own, *self.temporaries(itemsize)
         return PerEdge(*numbers, slices=self.slices, work=work)
 
@@ -303,15 +309,8 @@ class Maximum(EdgeAggregate):
     def backward_sources(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
         return pulls_for(source).maxima_sources(self._edges(tile, source.itemsize), target_NK=source, source_RW=own)
 
-    def temporaries(self, itemsize: int) -> tuple[int, int, int]:
-        bounds = maximum.scratch_bytes(columns=self.groups, itemsize=itemsize)
-        return (edges_at_once(bounds[0]), *bounds)
-
-    def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
+    def bounds(self, itemsize: int) -> memory.Bounds:
         return memory.maximum(columns=self.groups, itemsize=itemsize)
-
-    def loop_temporaries(self, pulling: Pulling, itemsize: int) -> tuple[int, int]:
-        return of_loops.maximum(columns=self.groups, itemsize=itemsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,24 +406,15 @@ class GatAttention(Attention):
         heads, edges = self._heads(key, groups), self._edges(tile, source.itemsize)
         return pulls_for(source).attend_sources(heads, edges, target_NS=source, source_RS=own)
 
-    def temporaries(self, itemsize: int) -> tuple[int, int, int]:
-        options = self.options
-        bounds = gat.scratch_bytes(
-            heads=options.heads,
-            slices=options.slices,
+    def bounds(self, itemsize: int) -> memory.Bounds:
+        return memory.gat(
+            heads=self.options.heads,
+            slices=self.slices,
             channels=self.result,
             itemsize=itemsize,
-            dropout=options.p > 0,
+            dropout=self.p > 0,
             signed=self.negative_slope is None,
         )
-        return (edges_at_once(bounds[0]), *bounds)
-
-    def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
-        return memory.attention(heads=self.groups, channels=self.result, itemsize=itemsize)
-
-    def loop_temporaries(self, pulling: Pulling, itemsize: int) -> tuple[int, int]:
-        heads = self.options.heads
-        return of_loops.attention(heads=heads, groups=self.groups, channels=self.result, itemsize=itemsize)
 
 
 class Result(Value):
