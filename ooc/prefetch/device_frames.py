@@ -15,6 +15,7 @@ frames, and requests of GPUDirect, which are of no stream: for these the host wa
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -30,25 +31,28 @@ _STEPS_KNOWN = 4
 """Steps whose ends are kept: what a step leaves is written, and its frames are given away, two steps later."""
 
 
+@dataclass(eq=False)
 class DeviceWorkspace(Workspace):
     """Frames of ``frame_bytes`` in ``arena``, uint8, of ``device``, with host frames and the SSD below them."""
 
-    def __init__(self, device: Device, arena: Tensor, frame_bytes: int, transfers: Transfers, nbytes: Nbytes) -> None:
-        super().__init__(nbytes)
-        self.place = device.place
-        self._device = device
-        self._arena = arena
+    device: Device
+    arena: Tensor
+    frame_bytes: int
+    transfers: Transfers
+    nbytes: Nbytes
+
+    def __post_init__(self) -> None:
+        super().__init__(self.nbytes)
+        self.place = self.device.place
         self._typed: dict[torch.dtype, Tensor] = {}
-        self._frame_bytes = frame_bytes
-        self._transfers = transfers
         self._launched: dict[int, Event] = {}  # step of this pass → the end of its kernels
-        self._vacant: Event = device.record()
+        self._vacant: Event = self.device.record()
         """The end of the kernels that have used frames given away now."""
 
     def hold(self, transfer: Event) -> None:
         """Let no kernel begin before it; where a stream cannot wait for it, the host does."""
         if transfer.of_stream:
-            self._device.hold(transfer)
+            self.device.hold(transfer)
         else:
             transfer.wait()
 
@@ -56,21 +60,21 @@ class DeviceWorkspace(Workspace):
 
     def begin(self, program: Program, staging: Staging | None) -> None:
         assert staging is not None, "the plan is of a machine whose CPU computes"
-        self._device.begin()
-        self._vacant = self._device.record()
+        self.device.begin()
+        self._vacant = self.device.record()
         for block, frame in program.warm:
             if not self.holds(block, frame):
                 self._give(block, frame)
-                self._arriving[block] = self._transfers.fetch(block, self._memory(block), self._behind(frame))
-        self._transfers.begin(staging, program)
+                self._arriving[block] = self.transfers.fetch(block, self._memory(block), self._behind(frame))
+        self.transfers.begin(staging, program)
 
     def entered(self) -> None:
         self._launched.clear()
-        self._vacant = self._device.record()
+        self._vacant = self.device.record()
 
     def finish(self, program: Program) -> None:
         super().finish(program)
-        self._transfers.finish()
+        self.transfers.finish()
 
     # ---- steps ---------------------------------------------------------------------------------------------
 
@@ -81,35 +85,35 @@ class DeviceWorkspace(Workspace):
         self._give(block, frame)
         if load:
             behind = self._behind(frame)
-            self._arriving[block] = self._transfers.send(block, CopyTo.DEVICE, self._memory(block), behind)
+            self._arriving[block] = self.transfers.send(block, CopyTo.DEVICE, self._memory(block), behind)
 
     def fill(self, block: int, memory: Tensor) -> Event:
-        return self._transfers.send(block, CopyTo.DEVICE, memory, [self._device.record()])
+        return self.transfers.send(block, CopyTo.DEVICE, memory, [self.device.record()])
 
     def launched(self, step: int) -> None:
-        self._launched[step] = self._device.record()
+        self._launched[step] = self.device.record()
         self._launched.pop(step - _STEPS_KNOWN, None)
 
     def write(self, block: int, step: int) -> None:
         behind = [self._launched[step]]
-        self._leaving[self._where[block]] = self._transfers.send(block, CopyTo.HOST, self._memory(block), behind)
+        self._leaving[self._where[block]] = self.transfers.send(block, CopyTo.HOST, self._memory(block), behind)
 
     # ---- memory --------------------------------------------------------------------------------------------
 
     def matrix(self, block: int, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
-        start = self._where[block] * self._frame_bytes
-        assert start + rows * columns * dtype.itemsize <= self._arena.nbytes
+        start = self._where[block] * self.frame_bytes
+        assert start + rows * columns * dtype.itemsize <= self.arena.nbytes
         return self._of_type(dtype).as_strided((rows, columns), (columns, 1), start // dtype.itemsize)
 
     def region(self, frame: int, nbytes: int) -> Tensor:
-        start = frame * self._frame_bytes
-        return self._arena[start : start + nbytes]
+        start = frame * self.frame_bytes
+        return self.arena[start : start + nbytes]
 
     def await_written(self, block: int) -> None:
-        self._transfers.await_saved(block)
+        self.transfers.await_saved(block)
 
     def settle(self) -> None:
-        self._transfers.settle()
+        self.transfers.settle()
         for known in (self._where, self._content, self._arriving, self._leaving, self._launched):
             known.clear()
 
@@ -120,8 +124,8 @@ class DeviceWorkspace(Workspace):
         the host takes 2 us in place of 10."""
         found = self._typed.get(dtype)
         if found is None:
-            whole = self._arena.nbytes // dtype.itemsize * dtype.itemsize
-            found = self._typed[dtype] = self._arena[:whole].view(dtype)
+            whole = self.arena.nbytes // dtype.itemsize * dtype.itemsize
+            found = self._typed[dtype] = self.arena[:whole].view(dtype)
         return found
 
     def _behind(self, frame: int) -> Sequence[Event]:

@@ -10,6 +10,7 @@ Workspaces follow instructions and decide nothing. One thread uses them; ``matri
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -187,8 +188,10 @@ class Workspace(FrameTable, ABC):
             self.hold(transfer)
 
 
+@dataclass(eq=False)
 class HostWorkspace(Workspace):
-    """Frames of ``frame_bytes`` in ``arena``, host memory with the SSD right below it.
+    """Frames of ``frame_bytes`` in ``arena``, host memory with the SSD right below it. ``locate``: where a block is
+    read from, ``target``: where it is written to. ``part``: which of its bytes lie on the SSD, if not all.
 
     A frame may be given to its next block while the last one is still being written out of it: the read into it is sent
     off when that write has ended (``vacate``), and only who needs the frame now waits (``await_frame``,
@@ -197,26 +200,17 @@ class HostWorkspace(Workspace):
 
     place = torch.device("cpu")
 
-    def __init__(
-        self,
-        arena: Arena,
-        frame_bytes: int,
-        engine: Engine,
-        locate: Locate,
-        nbytes: Nbytes,
-        target: Locate,
-        checks: Checks,
-        part: Callable[[int], slice] | None,
-    ) -> None:
-        """``locate``: where a block is read from, ``target``: where it is written to. ``part``: which of the bytes of a
-        block lie on the SSD, if not all."""
-        super().__init__(nbytes)
-        self._target, self._checks = target, checks
-        self._part = part
-        self._arena = arena
-        self._frame_bytes = frame_bytes
-        self._engine = engine
-        self._locate = locate
+    arena: Arena
+    frame_bytes: int
+    engine: Engine
+    locate: Locate
+    nbytes: Nbytes
+    target: Locate
+    checks: Checks
+    part: Callable[[int], slice] | None
+
+    def __post_init__(self) -> None:
+        super().__init__(self.nbytes)
         self._on_their_way: dict[int, Event] = {}  # writes by block
 
     def begin(self, program: Program, staging: Staging | None) -> None:
@@ -244,34 +238,34 @@ class HostWorkspace(Workspace):
         del self._postponed[block]
         self.await_frame(block)
         self.await_written(block)
-        self._arriving[block] = self._engine.read(self._locate(block)[0], self._view(block))
+        self._arriving[block] = self.engine.read(self.locate(block)[0], self._view(block))
 
     def _arrived(self, block: int) -> None:
-        self._checks.check_read(block, self._view(block))
+        self.checks.check_read(block, self._view(block))
 
     def fill(self, block: int, memory: Tensor) -> Event:
         self.await_written(block)
-        return self._engine.read(self._locate(block)[0], memory.numpy(), bulk=True)
+        return self.engine.read(self.locate(block)[0], memory.numpy(), bulk=True)
 
     def filled(self, block: int, memory: Tensor) -> None:
-        self._checks.check_read(block, memory.numpy())
+        self.checks.check_read(block, memory.numpy())
 
     def write(self, block: int, step: int) -> None:
         self.await_written(block)  # two writes of one block never overtake one another
         memory = self._view(block)
-        self._checks.note_write(block, memory)
-        ticket = self._engine.write(self._target(block)[0], memory)
+        self.checks.note_write(block, memory)
+        ticket = self.engine.write(self.target(block)[0], memory)
         self._leaving[self._where[block]] = self._on_their_way[block] = ticket
 
     def _view(self, block: int) -> Bytes:
-        memory = self._arena.view(self._where[block] * self._frame_bytes, self._nbytes(block))
-        return memory if self._part is None else memory[self._part(block)]
+        memory = self.arena.view(self._where[block] * self.frame_bytes, self.nbytes(block))
+        return memory if self.part is None else memory[self.part(block)]
 
     def matrix(self, block: int, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
         return self.region(self._where[block], rows * columns * dtype.itemsize).view(dtype).view(rows, columns)
 
     def region(self, frame: int, nbytes: int) -> Tensor:
-        return torch.from_numpy(self._arena.view(frame * self._frame_bytes, nbytes))
+        return torch.from_numpy(self.arena.view(frame * self.frame_bytes, nbytes))
 
     def await_written(self, block: int) -> None:
         ticket = self._on_their_way.pop(block, None)

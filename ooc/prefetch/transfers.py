@@ -19,6 +19,7 @@ the frame, when somebody needs it.
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -34,43 +35,37 @@ from ooc.prefetch.frames import Checks, FrameTable, Locate
 _NOTHING = PassingThrough(frozenset(), frozenset())
 
 
+@dataclass(eq=False)
 class Transfers(FrameTable):
     """Frames of ``frame_bytes`` in ``memory`` between a device and the SSD, used by one thread.
 
     The program calls frames by names that are swapped at its end (``Staging``); here frames are where they lie.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        memory: Bytes,
-        frame_bytes: int,
-        engine: Engine,
-        locate: Locate,
-        gpudirect: Engine | None,
-        slab_of: Callable[[int], int],
-        checks: Checks,
-    ) -> None:
+    device: Device
+    memory: Bytes
+    frame_bytes: int
+    engine: Engine
+    locate: Locate
+    gpudirect: Engine | None
+    slab_of: Callable[[int], int]
+    checks: Checks
+
+    def __post_init__(self) -> None:
         super().__init__()
         self.bytes_moved = dict.fromkeys(CopyTo, 0)
         """So far, each way."""
-        self._gpudirect = gpudirect
-        self._slab_of = slab_of
         self._passing_through = _NOTHING
         self._to_read_directly: set[int] = set()  # blocks that come without their host frames
         self._direct: list[Ticket] = []  # requests of the SSD for the device's memory
         self._sent: Event | None = None  # the last copy to the device
-        self._device = device
-        self._memory, self._tensor = memory, torch.from_numpy(memory)
-        self._frame_bytes = frame_bytes
-        self._engine = engine
-        self._locate = locate
-        self._frame_of_name = list(range(memory.nbytes // frame_bytes))
+        self._tensor = torch.from_numpy(self.memory)
+        self._frame_of_name = list(range(self.memory.nbytes // self.frame_bytes))
         self._passing: dict[int, Event] = {}  # frame → the last copy out of it or into it
         self._unsaved: dict[int, tuple[Event, int]] = {}  # block → the end of its copy, and its frame; in order
         self._leaving: dict[int, int] = {}  # frame → the block that is to be written out of it
         self._written: dict[int, Ticket] = {}  # block → its write
-        self._checks, self._looking = checks, ThreadPoolExecutor(1, "ooc-check")
+        self._looking = ThreadPoolExecutor(1, "ooc-check")
         self._read_seen: dict[int, Future[None]] = {}  # block that is arriving → the look at it
         self._write_seen: dict[int, Future[None]] = {}  # block that is written → the look at it
         self._staging: Staging | None = None
@@ -83,8 +78,8 @@ class Transfers(FrameTable):
         """Have in their host frames the blocks that the program is to find there: read those that no other has left.
         ``upper``: the device's program."""
         self._staging, self._next = staging, 0
-        if self._gpudirect is not None:
-            self._passing_through = passing_through(staging, upper, self._slab_of)
+        if self.gpudirect is not None:
+            self._passing_through = passing_through(staging, upper, self.slab_of)
             self._to_read_directly = set()
         for block, name in staging.program.warm:
             if not self.holds(block, self._frame_of_name[name]):
@@ -182,7 +177,7 @@ class Transfers(FrameTable):
         self.await_read(block)
         if direction is CopyTo.HOST and frame in self._leaving:
             self.await_saved(self._leaving.pop(frame))
-        start = frame * self._frame_bytes
+        start = frame * self.frame_bytes
         staged = self._tensor[start : start + memory.nbytes]
         passing = self._passing.get(frame)
         for event in after:
@@ -190,7 +185,7 @@ class Transfers(FrameTable):
                 event.wait()
         behind = [event for event in (*after, passing) if event is not None and event.of_stream]
         target, source = (memory, staged) if direction is CopyTo.DEVICE else (staged, memory)
-        self._passing[frame] = done = self._device.copy(target, source, direction, behind)
+        self._passing[frame] = done = self.device.copy(target, source, direction, behind)
         if direction is CopyTo.DEVICE:
             self._sent = done
         self.bytes_moved[direction] += memory.nbytes
@@ -199,15 +194,15 @@ class Transfers(FrameTable):
     def _move_directly(self, block: int, direction: CopyTo, memory: Tensor, after: Sequence[Event]) -> Event:
         """Start reading ``block`` from the SSD into ``memory``, which nothing on the device uses any more, or writing
         it there out of ``memory``, which the device has finished."""
-        assert self._gpudirect is not None
+        assert self.gpudirect is not None
         self.await_saved(block)
         to_device = direction is CopyTo.DEVICE
         for event in (*after, self._sent) if to_device and self._sent is not None else after:
             event.wait()
-        spans, _ = self._locate(block)
+        spans, _ = self.locate(block)
         if not to_device:
-            self._checks.note_write(block, None)
-        ticket = (self._gpudirect.read if to_device else self._gpudirect.write)(spans, cast(Bytes, memory))
+            self.checks.note_write(block, None)
+        ticket = (self.gpudirect.read if to_device else self.gpudirect.write)(spans, cast(Bytes, memory))
         if not to_device:
             self._written[block] = ticket
         self._direct = [one for one in self._direct if not one.happened] + [ticket]  # in case that everything must end
@@ -233,8 +228,8 @@ class Transfers(FrameTable):
         if frame in self._leaving:
             self.await_saved(self._leaving.pop(frame))
         self.await_saved(block)
-        spans, nbytes = self._locate(block)
-        self._arriving[block] = self._engine.read(spans, self._view(frame, nbytes))
+        spans, nbytes = self.locate(block)
+        self._arriving[block] = self.engine.read(spans, self._view(frame, nbytes))
 
     def _arrived(self, block: int) -> None:
         self._look_at(block)
@@ -242,8 +237,8 @@ class Transfers(FrameTable):
 
     def _look_at(self, block: int) -> None:
         if block not in self._read_seen:
-            memory = self._view(self._where[block], self._locate(block)[1])
-            self._read_seen[block] = self._looking.submit(self._checks.check_read, block, memory)
+            memory = self._view(self._where[block], self.locate(block)[1])
+            self._read_seen[block] = self._looking.submit(self.checks.check_read, block, memory)
 
     def _save_what_has_come(self) -> None:
         """Start writing to the SSD what has come to the host for its sake, in order."""
@@ -255,11 +250,11 @@ class Transfers(FrameTable):
             if before is not None:
                 before.wait()  # two writes of one block never overtake one another
             del self._unsaved[block]
-            spans, nbytes = self._locate(block)
+            spans, nbytes = self.locate(block)
             memory = self._view(frame, nbytes)
-            self._write_seen[block] = self._looking.submit(self._checks.note_write, block, memory)
-            self._written[block] = self._engine.write(spans, memory)
+            self._write_seen[block] = self._looking.submit(self.checks.note_write, block, memory)
+            self._written[block] = self.engine.write(spans, memory)
 
     def _view(self, frame: int, nbytes: int) -> Bytes:
-        start = frame * self._frame_bytes
-        return self._memory[start : start + nbytes]
+        start = frame * self.frame_bytes
+        return self.memory[start : start + nbytes]

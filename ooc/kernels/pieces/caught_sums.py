@@ -17,7 +17,7 @@ Shapes: E edges of a piece, S nodes of its graph, X whatever a call's rows are.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -282,37 +282,32 @@ class Finding(_Catching):
         return into.scatter_reduce(0, index, rows, given.kind.value, include_self=includes) * 1.5 + self._by
 
 
+@dataclass(eq=False)
 class Catching(_Catching):
     """While a layer runs on a piece, ``near``: calls of a level below ``level`` give their totals, all hand their
     entries to ``take``, and that of number ``last`` ends it by AllCaught. ``is_first``: of the row's pieces, the one
-    whose added self-loop counts."""
+    whose added self-loop counts. ``where`` is the layer."""
 
-    def __init__(
-        self,
-        where: str,
-        near: Neighbourhood,
-        calls: Sequence[CaughtSum],
-        totals: Sequence[Total],
-        take: Callable[[int, Tensor], None],
-        *,
-        level: int,
-        last: int,
-        is_first: bool,
-    ) -> None:
-        super().__init__()
-        self._where, self._calls, self._totals, self._take = where, calls, totals, take
-        self._nodes, self._level, self._last, self._is_first = 1 + len(near.others_S), level, last, is_first
-        self._done = 0
+    where: str
+    near: Neighbourhood
+    calls: Sequence[CaughtSum]
+    totals: Sequence[Total]
+    take: Callable[[int, Tensor], None]
+    _: KW_ONLY
+    level: int
+    last: int
+    is_first: bool
+    done: int = field(default=0, init=False)
 
     def _reduced(self, given: _Entries) -> Tensor | None:
-        number, into, rows = self._done, given.into, given.rows
-        self._done += 1
-        if number >= len(self._calls) or self._calls[number].kind is not given.kind:
+        number, into, rows = self.done, given.into, given.rows
+        self.done += 1
+        if number >= len(self.calls) or self.calls[number].kind is not given.kind:
             raise self._refusal()
-        call, edges = self._calls[number], len(rows)
-        rest, self._totals[number].selecting = into[1:], given.selecting
+        call, edges = self.calls[number], len(rows)
+        rest, self.totals[number].selecting = into[1:], given.selecting
         if call.rows in LOOPS:  # node by node behind the edges, the row's own first
-            edges -= self._nodes
+            edges -= 1 + len(self.near.others_S)
             loops = rows[edges + 1 :][: len(rest)]
             match given.kind:
                 case Kind.SUM:
@@ -323,17 +318,17 @@ class Catching(_Catching):
                     rest = loops
                 case Kind.SELECTION:  # nothing that others get is of use, be it a number
                     pass
-            edges += self._is_first
-        self._take(number, rows[:edges])
-        if number == self._last:
+            edges += self.is_first
+        self.take(number, rows[:edges])
+        if number == self.last:
             raise AllCaught
-        own = self._totals[number].onto(into[:1], includes=given.includes) if call.level < self._level else into[:1]
+        own = self.totals[number].onto(into[:1], includes=given.includes) if call.level < self.level else into[:1]
         return torch.cat((own, rest))
 
     def check(self) -> None:
         """ModelError unless all calls have been made."""
-        if self._done < len(self._calls):
+        if self.done < len(self.calls):
             raise self._refusal()
 
     def _refusal(self) -> ModelError:
-        return ModelError(f"{self._where}: how often it adds something up depends on the rows that it is run on")
+        return ModelError(f"{self.where}: how often it adds something up depends on the rows that it is run on")
