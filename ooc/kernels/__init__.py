@@ -5,9 +5,8 @@ Every kernel is a pull: the rows of a tile read the rows of their neighbours, fo
 over out-edges, and nothing is ever scattered. A row's result depends on the order of its own list of neighbours
 alone, so it is the same to the bit whatever rows are computed with it and on whichever thread.
 
-    edges            a tile's edges in bounded pieces; self-loops; numbers of repeated edges
+    edges            a tile's edges in bounded pieces; self-loops; repeated edges; softmaxes, piece after piece
     dropout          masks of rows, of edges (both ends draw alike), and inside layers that are run as they are
-    softmax          the softmax over a row's edges, piece after piece
     gat              GAT's attention: scores from one scalar at each end
     edge_function    any message and score per edge, and gradients of what is made of them
     functions        GATv2, TransformerConv, GINE and ResGatedGraphConv as edge functions, and their gradients

@@ -23,9 +23,8 @@ from torch import Tensor
 
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edge_terms import EdgeTerms
-from ooc.kernels.edges import Piece, TileEdges, pieces
+from ooc.kernels.edges import Piece, RunningSoftmax, TileEdges, pieces
 from ooc.kernels.functions import EdgeFunction
-from ooc.kernels.softmax import RunningSoftmax
 from ooc.kernels.tensors import gradients_of
 from ooc.plan.workload import Direction
 

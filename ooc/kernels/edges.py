@@ -6,10 +6,10 @@ Shapes: N rows of the pulled matrices, R rows of the tile, E edges of the tile o
 A plain sum never holds anything per edge, but a score or a message does. So a tile is read in pieces of at most
 ``EDGES_PER_PIECE`` edges, added self-loops among them: whole rows while they fit, and a row with more edges than that
 cut at multiples of it from its own first edge. Where a row is cut depends on nothing but the row, so results do not
-depend on tiles.
+depend on tiles. A softmax over a row's edges takes its pieces one after the other.
 """
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -200,6 +200,46 @@ class Piece:
         if self.repeats_before:
             repeats[run_E == 0] += self.repeats_before
         return repeats
+
+
+class RunningSoftmax:
+    """Weights of edges, for every one of H heads, in a tile of R rows, and the sums that were made with them: "online
+    softmax" (Milakov and Gimelshein, 2018).
+
+    Where a row's edges come in several pieces, what was summed with the highest score so far is scaled down whenever a
+    higher one appears. Rows within one piece, which is nearly all of them, take no part in that.
+
+    ``totals`` are matrices [R, H, …], zero at first, to which the caller adds sums weighted by what ``weigh``
+    returns; ``finish`` divides them by the sum of weights. A row without edges keeps its zeros.
+    """
+
+    def __init__(self, rows: int, heads: int, like: Tensor, totals: Sequence[Tensor]) -> None:
+        self._highest_RH = like.new_full((rows, heads), -torch.inf)
+        self._sum_RH = like.new_zeros(rows, heads)
+        self._totals = totals
+
+    def weigh(self, piece: Piece, score_EH: Tensor) -> Tensor:
+        """exp(score - highest so far), written over ``score_EH``."""
+        here = piece.rows
+        highest = piece.maxima(score_EH)
+        if piece.continues:
+            highest = torch.maximum(highest, self._highest_RH[here])
+            shrink = (self._highest_RH[here] - highest).exp_()
+            self._sum_RH[here] *= shrink
+            for total in self._totals:
+                total[here] *= shrink.view(*shrink.shape, *[1] * (total.dim() - 2))
+        self._highest_RH[here] = highest
+        weight = score_EH.sub_(piece.spread(highest)).exp_()
+        self._sum_RH[here] += piece.sums(weight)
+        return weight
+
+    def finish(self) -> Tensor:
+        """Normalise the totals; the logarithm of the sum of exponentials [R, H], 0 for a row without edges."""
+        empty_RH = self._sum_RH == 0
+        share_RH = self._sum_RH.masked_fill(empty_RH, 1.0).reciprocal_()
+        for total in self._totals:
+            total *= share_RH.view(*share_RH.shape, *[1] * (total.dim() - 2))
+        return self._sum_RH.log_().add_(self._highest_RH).masked_fill_(empty_RH, 0.0)
 
 
 def rows_in_line(matrix: Tensor) -> Tensor:

@@ -47,8 +47,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ooc.kernels.dropout.edges import EdgeDropout
-from ooc.kernels.edges import Piece, TileEdges, pieces
-from ooc.kernels.softmax import RunningSoftmax
+from ooc.kernels.edges import Piece, RunningSoftmax, TileEdges, pieces
 from ooc.kernels.tensors import pull
 from ooc.plan.workload import Direction
 
