@@ -70,31 +70,26 @@ class Span(NamedTuple):
 
 def open_file(path: Path, flags: int = READ_ONLY) -> OpenFile:
     """Open ``path`` with and, where the filesystem takes it, without the page cache; by default for reading."""
-    _refuse_others(path)
-    buffered = os.open(path, flags)
+    direct = open_direct(path, flags)
     try:
-        direct = open_direct(path, flags)
+        return OpenFile(path, direct, os.open(path, flags))
     except OSError:
-        os.close(buffered)
+        if direct >= 0:
+            os.close(direct)
         raise
-    return OpenFile(path, direct, buffered)
 
 
 def open_direct(path: Path, flags: int) -> int:
-    """A descriptor of ``path`` with O_DIRECT; -1 where the filesystem refuses that."""
-    _refuse_others(path)
+    """A descriptor of ``path`` with O_DIRECT; -1 where the filesystem refuses that. OSError where it is no file: a pipe
+    would be waited for."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise IsADirectoryError(EISDIR, "it is no file")
     try:
         return os.open(path, flags | os.O_DIRECT)
     except OSError as error:
         if error.errno not in (EINVAL, EOPNOTSUPP):
             raise
         return -1
-
-
-def _refuse_others(path: Path) -> None:
-    """OSError where ``path`` is no file: a pipe would be waited for."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise IsADirectoryError(EISDIR, "it is no file")
 
 
 @dataclass(slots=True)
