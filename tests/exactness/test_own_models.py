@@ -290,9 +290,9 @@ class Making(nn.Module):
         rows = x.size(0)
         total = torch.zeros(rows, H, dtype=x.dtype) + torch.full((rows, 1), 0.5, dtype=x.dtype)
         total = self.cell(self.first(x, edge_index), self.given["state"].expand(rows, -1)) + total
-        total = self.norm(total * self.given.factor.repeat(rows, 1)) * torch.ones(rows, 1, dtype=x.dtype)
+        total = self.norm(total * self.given.factor.repeat(rows, 1)) * torch.ones(size=(rows, 1), dtype=x.dtype)
         total = total * x.new_full((H,), 2.0) + total.new_ones(1, H) * x.new_zeros(rows, 1)
-        together = self.encoder(torch.stack([total, total.roll(1, 1)], dim=1)).mean(1)
+        together = self.encoder(torch.stack(tensors=[total, total.roll(1, 1)], dim=1)).mean(1)
         alike = F.cosine_similarity(total, together, dim=-1)[:, None]
         planes = self.plane(together.unflatten(1, (1, 2, H // 2))).flatten(1).narrow(1, 1, H)
         together = self.soft(planes) + self.above(planes) * together.select(1, H - 1)[:, None]

@@ -173,6 +173,9 @@ class Parts(Computed):
     """Several results of one function of rows, or truths, which are not kept by themselves."""
 
 
+_FIRST = "condition", "input", "tensors", "size"
+"""As torch calls the first arguments of its functions."""
+_MADE_LIKE = "new_zeros", "new_ones", "new_full"
 _ROWS = Value, RowCount
 _OF_ROWS = (Value, Stacked, Codes, OneBatch, OneGraph, Parts, RowCount)
 
@@ -555,8 +558,8 @@ class Interpreter:
         target = IN_PLACE.get(node.target, node.target)
         name = "item assignment" if target is assigned else getattr(node.target, "__name__", str(node.target))
         args, kwargs = self._arguments(node)
-        if not args and "input" in kwargs:
-            args = [kwargs.pop("input")]
+        if not args and (first := next((one for one in _FIRST if one in kwargs), None)) is not None:
+            args = [kwargs.pop(first)]
         if args and isinstance(args[0], Graph):
             flips = target in ("flip", torch.flip) and leaves_of(kwargs.get("dims", args[1:])) in ([0], [-2])
             if flips or (target is operator.getitem and args[1] == [1, 0]):  # the ends of edges change places
@@ -877,9 +880,10 @@ class Interpreter:
 
     def _apply(self, name: str, target: Any, method: bool, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """A call of a whitelisted function: a sum, another function of rows, of parameters, or of plain numbers."""
-        asked = leaves_of((args[1:], kwargs)) if name in ("new_zeros", "new_ones", "new_full") else [args[0]]
-        if isinstance(args[0], Value) and not any(isinstance(one, (*_OF_ROWS, Computed)) for one in asked):
-            args = [torch.empty(0, dtype=self._assembly.setting.dtype), *args[1:]]  # of rows the type alone counts
+        if name in _MADE_LIKE and isinstance(args[0], Value):
+            asked = leaves_of((args[1:], kwargs))
+            if not any(isinstance(one, (*_OF_ROWS, Computed)) for one in asked):  # of rows the type alone counts
+                args = [torch.empty(0, dtype=self._assembly.setting.dtype), *args[1:]]
         leaves = leaves_of((args, kwargs))
         rows = [leaf.rows if isinstance(leaf, (Codes, Stacked)) else leaf for leaf in leaves]
         computed = [leaf for leaf in leaves if isinstance(leaf, Computed)]
