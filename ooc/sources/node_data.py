@@ -103,9 +103,9 @@ class NodeFeatures:
     there are, where features come without their zeros.
     """
 
-    columns: int
-    blocks: Callable[[int, int], Iterator[AnyArray | Entries]]
-    rows: int | None
+    columns: int = 0
+    blocks: Callable[[int, int], Iterator[AnyArray | Entries]] = lambda nodes, size: iter(())
+    rows: int | None = None
     table: Table | None = None
     entries: int | None = None
 
@@ -115,7 +115,7 @@ def node_features(text: str, tables: NodeTables, request: Request) -> NodeFeatur
     if "features" in request.arrays:
         return _array_features(HeldArray(request.arrays["features"], "features"))
     if text == NONE:
-        return NodeFeatures(columns=0, blocks=lambda nodes, size: iter(()), rows=None)
+        return NodeFeatures()
     if text.startswith(RANDOM):
         return _made_up_features(text)
     path = Path(text)
@@ -135,7 +135,7 @@ def _array_features(array: NpyArray | HeldArray) -> NodeFeatures:
 def _table_features(table: Table, tables: NodeTables) -> NodeFeatures:
     names = tables.features(table)
     if not names:
-        return NodeFeatures(columns=0, blocks=lambda nodes, size: iter(()), rows=None, table=table)
+        return NodeFeatures(table=table)
     wanted = dict.fromkeys(names, Cells.REAL)
     columns = width(table, names)
     if not 0 < columns <= _MOST_COLUMNS:
@@ -169,7 +169,7 @@ def _made_up_features(text: str) -> NodeFeatures:
             generator = np.random.Generator(np.random.SFC64([seed, _FEATURE_STREAM, start // height]))
             yield generator.standard_normal((stop - start, columns), dtype=np.float32)
 
-    return NodeFeatures(columns=columns, blocks=blocks, rows=None)
+    return NodeFeatures(columns=columns, blocks=blocks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,10 +183,10 @@ class NodeLabels:
     task: Task
     num_classes: int | None
     blocks: Callable[[int, int, ClassNames], Iterator[LabelBlock]]
-    rows: int | None
-    table: Table | None
-    split: str | None
     notes: tuple[str, ...]
+    rows: int | None = None
+    table: Table | None = None
+    split: str | None = None
     class_names: Callable[[], ClassNames] | None = None
     unlabelled: bool = False
 
@@ -241,8 +241,7 @@ def _no_labels(name: str, request: Request) -> NodeLabels:
             yield LabelBlock(np.full(stop - start, -1), nobody, nobody, nobody)
 
     notes = (f"{name} has no labels, as asked: nodes cannot be trained, links can",)
-    nothing: dict[str, Any] = {"rows": None, "table": None, "split": None}
-    return NodeLabels(task=Task.CLASSES, num_classes=1, blocks=blocks, notes=notes, unlabelled=True, **nothing)
+    return NodeLabels(task=Task.CLASSES, num_classes=1, blocks=blocks, notes=notes, unlabelled=True)
 
 
 def _table_labels(name: str, table: Table, tables: NodeTables, request: Request) -> NodeLabels:

@@ -32,7 +32,7 @@ import numpy.typing as npt
 from ooc.errors import SourceError
 from ooc.events import Listener, reported
 from ooc.sources.source import Ids, Mask
-from ooc.storage.array import AnyArray, flush
+from ooc.storage.array import AnyArray, flush, runs
 from ooc.storage.mixing import GOLDEN, mixed
 
 MOST_BYTES = 1024
@@ -452,8 +452,7 @@ class _OnDisk:
         found = np.empty(len(places), dtype=_FOUND)
         found["place"], found["node"] = places, numbers
         ranges = places // np.uint64(self._height)
-        cuts = [0, *(np.flatnonzero(ranges[1:] != ranges[:-1]) + 1).tolist(), len(places)]
-        for first, last in pairwise(cuts):
+        for first, last in runs(ranges, gap=0):
             with self._range_path(int(ranges[first])).open("ab") as file:
                 file.write(found[first:last].data)
 

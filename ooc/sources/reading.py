@@ -80,16 +80,17 @@ class Reader:
     open: Callable[[Path, Request], "Source"]
     takes: frozenset[str] = frozenset()
 
-    def check(self, form: str, request: Request) -> None:
-        """OptionError where ``request`` has an option that the format, called ``form``, does not take."""
-        given: dict[str, Any] = dict(request.options) | dict.fromkeys(request.arrays, "an array")
-        if request.split is not None:
-            given[SPLIT] = request.split
-        if request.columns:
-            given[COLUMNS] = "; ".join(f"{name}={role}" for name, role in request.columns.items())
-        for name, value in given.items():
-            if name in self.takes:
-                continue
-            if name == SPLIT:
-                raise OptionError(f"{form} has a split of its own; split={value} cannot be chosen")
-            raise OptionError(f"{form} takes no option {name.replace('_', '-')} ({name}={value})")
+
+def check_taken(takes: frozenset[str], form: str, request: Request) -> None:
+    """OptionError where ``request`` has an option that is not among those that the format, called ``form``, takes."""
+    given: dict[str, Any] = dict(request.options) | dict.fromkeys(request.arrays, "an array")
+    if request.split is not None:
+        given[SPLIT] = request.split
+    if request.columns:
+        given[COLUMNS] = "; ".join(f"{name}={role}" for name, role in request.columns.items())
+    for name, value in given.items():
+        if name in takes:
+            continue
+        if name == SPLIT:
+            raise OptionError(f"{form} has a split of its own; split={value} cannot be chosen")
+        raise OptionError(f"{form} takes no option {name.replace('_', '-')} ({name}={value})")

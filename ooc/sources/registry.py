@@ -25,7 +25,7 @@ from ooc.sources.formats.edges import edge_table, webgraph
 from ooc.sources.formats.held_graphs import held_source, is_held_graph
 from ooc.sources.formats.many_graphs import is_many_graphs, many_graphs_source
 from ooc.sources.names import DATASETS
-from ooc.sources.reading import READING_OPTIONS, Reader, Request
+from ooc.sources.reading import READING_OPTIONS, Reader, Request, check_taken
 from ooc.sources.source import Source
 from ooc.suggestions import check_choice, did_you_mean, did_you_mean_path
 
@@ -89,7 +89,7 @@ def open_source(source: Any, *, format: str | None, request: Request) -> Source:
         _check_there(path)
         if reader.folder not in (None, path.is_dir()):
             raise SourceError(f"{path} is a {'file' if reader.folder else 'folder'}; {form} wants the other")
-    reader.check(form, request)
+    check_taken(reader.takes, form, request)
     return reader.open(path, request)
 
 

@@ -14,7 +14,7 @@ from ooc.sources.files.npy import NpyArray
 from ooc.sources.files.pickles import read_torch_dict
 from ooc.sources.files.streams import Blob
 from ooc.sources.files.text_table import TextTable
-from ooc.sources.files.zip_members import Archive, names_in_zip
+from ooc.sources.files.zip_members import Archive
 from ooc.sources.labels import IndexSplits
 from ooc.sources.source import fingerprint_of
 from ooc.storage.array import AnyArray
@@ -27,7 +27,7 @@ def holds_dataset(path: Path, marks: tuple[str, ...]) -> bool:
     """Whether ``path`` is a folder with one of the files ``marks``, or a zip with one in some folder of it."""
     if path.is_dir():
         return any((path / mark).is_file() for mark in marks)
-    return path.suffix == ".zip" and any(_top(name, marks) is not None for name in names_in_zip(path))
+    return path.suffix == ".zip" and any(_top(name, marks) is not None for name in Archive(Blob.of_file(path)).names())
 
 
 def _top(name: str, marks: tuple[str, ...]) -> str | None:

@@ -10,7 +10,6 @@ import zlib
 from collections import deque
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import IO
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
@@ -135,11 +134,6 @@ class _Inflater:
 
     def copy(self) -> "_Inflater":
         return replace(self, engine=self.engine.copy())
-
-
-def names_in_zip(path: Path) -> list[str]:
-    """The names in the zip at ``path``; SourceError for a file that is damaged or none."""
-    return Archive(Blob.of_file(path)).names()
 
 
 def _counted(file: IO[bytes], blob: Blob) -> int | None:

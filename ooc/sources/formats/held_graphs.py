@@ -16,11 +16,10 @@ from ooc.errors import SourceError
 from ooc.sources.columns import ID, SOURCE_END, TARGET_END, NodeTables
 from ooc.sources.files.cells import ColumnKind
 from ooc.sources.files.tables import Column, HeldTable, Table, Values
-from ooc.sources.formats.edges.bare_graph import bare_source
-from ooc.sources.formats.edges.edge_table import READER as TABLE_READER
+from ooc.sources.formats.edges.bare_graph import EDGE_OPTIONS, NODE_OPTIONS, bare_source
 from ooc.sources.formats.edges.edge_table import table_graph
 from ooc.sources.numbered import BareGraph, of_numbers
-from ooc.sources.reading import Request
+from ooc.sources.reading import Request, check_taken
 from ooc.sources.source import EdgeBlock, EdgeData, Source, ranges
 
 _NODES, _EDGES = "nodes", "edges"
@@ -37,9 +36,9 @@ def is_held_graph(source: object) -> bool:
 def held_source(source: Any, request: Request) -> Source:
     """The graph of ``source``; SourceError where it is none, or one that cannot be converted."""
     if _is_sparse(source):
-        TABLE_READER.check("scipy", replace(request, columns={}))
+        check_taken(NODE_OPTIONS.union(EDGE_OPTIONS), "scipy", replace(request, columns={}))
         return bare_source(_of_matrix(source), request)
-    TABLE_READER.check(_package(source), request)
+    check_taken(NODE_OPTIONS.union(EDGE_OPTIONS), _package(source), request)
     if _package(source) == "networkx":
         return _of_networkx(source, request)
     frames = dict(source) if isinstance(source, Mapping) else {_EDGES: source}

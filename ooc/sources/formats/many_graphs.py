@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from ooc.errors import SourceError
-from ooc.sources.formats.arrays import INPUTS, SideBySide, inputs_of, is_pyg_data
+from ooc.sources.formats.arrays import EDGE_DATA_NAMES, INPUTS, SideBySide, inputs_of, is_pyg_data
 from ooc.sources.labels import (
     TASK_OPTION,
     USUAL_SPLIT,
@@ -26,7 +26,7 @@ from ooc.sources.labels import (
     random_split,
     unsaid_split_note,
 )
-from ooc.sources.reading import SPLIT, Reader, Request
+from ooc.sources.reading import SPLIT, Request, check_taken
 from ooc.sources.source import EdgeBlock, EdgeData, Ids, LabelBlock, Rows, Source
 from ooc.storage.array import AnyArray
 from ooc.storage.store import SPLITS, Task
@@ -36,7 +36,6 @@ _HELD = 3
 """Numbers of each graph that are held: where it begins, and up to two that formats go by."""
 _GIVEN = ("x", "edge_index", "num_nodes", "batch", "ptr")
 """What of PyG's data models are given, or know otherwise."""
-_OF_EDGES = ("edge_weight", "edge_attr")
 OF_EDGES = "of_edges"
 """In a store's source: what ``INPUTS`` is for nodes."""
 
@@ -104,14 +103,6 @@ def graph_labels(
 
 # ---- PyG's objects --------------------------------------------------------------------------------------------------
 
-_READER = Reader(
-    needs="a list or dataset of PyG's Data: many graphs",
-    folder=None,
-    recognises=lambda path: False,
-    open=lambda path, request: many_graphs_source(path, request),
-    takes=OPTIONS,
-)
-
 
 def is_many_graphs(source: object) -> bool:
     """Whether ``source`` is a list or dataset of PyG's ``Data``, or another thing that gives such again and again.
@@ -173,7 +164,7 @@ def many_graphs_source(graphs: Any, request: Request) -> Source:
     """The graphs of a list or dataset of PyG's ``Data``: gone through once to count, and once for each of edges,
     features and labels; one at a time is held. A dataset's ``get_idx_split`` is its split; of three lists or datasets
     each is one."""
-    _READER.check("a list of graphs", request)
+    check_taken(OPTIONS, "a list of graphs", request)
     graphs = _Joined(graphs) if _are_splits(graphs) else graphs
     name = getattr(graphs, "name", None) or (
         "the graphs" if isinstance(graphs, list | tuple | _Joined) else type(graphs).__name__
@@ -225,7 +216,7 @@ class _Graphs:
             if data.x is not None and data.x.ndim != 2:
                 raise SourceError(f"{name}: x of graph {at} has the shape {tuple(data.x.shape)}, not [nodes, features]")
             x, y = self._x(data, at), self.y(data, at)
-            carried = {one: self._carried(data, one) for one in _OF_EDGES}
+            carried = {one: self._carried(data, one) for one in EDGE_DATA_NAMES}
             columns = {one: 0 if of is None or request.drop_edge_data else of.shape[1] for one, of in carried.items()}
             shape = (0 if x is None else x.shape[1], y.shape[1], columns)
             of_nodes = of_nodes and np.shape(data.y)[:1] == (int(data.num_nodes),) != (1,)
@@ -241,7 +232,7 @@ class _Graphs:
                     f"first has {wanted}"
                 )
             self.sizes.append(int(data.num_nodes))
-            self.others |= {*data.keys()}.difference((*_GIVEN, *_OF_EDGES, *self._beside))
+            self.others |= {*data.keys()}.difference((*_GIVEN, *EDGE_DATA_NAMES, *self._beside))
             self.edges += int(data.edge_index.shape[1])
             self.only_answers &= bool(((y == 0) | (y == 1) | np.isnan(y)).all())
         if of_nodes and self.sizes:
@@ -279,7 +270,7 @@ class _Graphs:
 
     def _described(self, data: Any) -> dict[str, Any]:
         """In which form models are given what nodes and edges have, as of graphs like the first."""
-        edges = {name: np.asarray(data[name]) for name in _OF_EDGES if name in data and data[name] is not None}
+        edges = {name: np.asarray(data[name]) for name in EDGE_DATA_NAMES if name in data and data[name] is not None}
         return {INPUTS: inputs_of(self._inputs(data)), OF_EDGES: inputs_of(edges)}
 
     def _carried(self, data: Any, name: str) -> AnyArray | None:
@@ -295,7 +286,7 @@ class _Graphs:
     def edge_blocks(self, size: int) -> Iterator[EdgeBlock]:
         """The edges of whole graphs, about ``size`` of them at a time."""
         row, held, parts = 0, 0, list[tuple[AnyArray, ...]]()
-        taken = [name for name in _OF_EDGES if self.columns[name]]
+        taken = [name for name in EDGE_DATA_NAMES if self.columns[name]]
         for data in self._graphs:
             ends = np.asarray(data.edge_index).astype(np.int64)
             if ends.size and not 0 <= ends.min() <= ends.max() < data.num_nodes:

@@ -23,7 +23,7 @@ from ooc.sizes import format_size
 from ooc.sources.files.dataset_files import DatasetFiles, holds_dataset
 from ooc.sources.files.npy import NpyArray, edges_between
 from ooc.sources.files.streams import Blob
-from ooc.sources.files.zip_members import Archive, names_in_zip
+from ooc.sources.files.zip_members import Archive
 from ooc.sources.formats.arrays import ARRAY_NAMES, ArrayOptions, array_source
 from ooc.sources.labels import TASK_OPTION, FoundLabels, LabelForm, label_blocks
 from ooc.sources.reading import SPLIT, Reader, Request
@@ -72,7 +72,8 @@ def _is_npz(path: Path) -> bool:
 
 
 def _has(path: Path, *alternatives: Iterable[str]) -> bool:
-    return _is_npz(path) and any({f"{name}.npy" for name in names} <= set(names_in_zip(path)) for names in alternatives)
+    there = {*Archive(Blob.of_file(path)).names()} if _is_npz(path) else set()
+    return any({f"{name}.npy" for name in names} <= there for names in alternatives)
 
 
 def _heterophilous_arrays(arrays: Mapping[str, AnyArray], name: str) -> dict[str, AnyArray]:

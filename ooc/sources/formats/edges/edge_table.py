@@ -56,16 +56,14 @@ _NOTHING = EdgeColumns()
 
 
 def _open(path: Path, request: Request) -> Source:
-    if not path.is_dir():
-        return bare_source(
-            table_graph(open_table(path, request.budget_bytes), path.name.split(".")[0], request), request
-        )
-    edges, nodes = _beside(path, "edges"), _beside(path, "nodes")
-    if edges is None:
-        raise SourceError(f"the folder {path} has no edges.csv, edges.parquet or edges.jsonl")
-    features, labels = (npy if (npy := path / f"{part}.npy").is_file() else nodes for part in ("features", "labels"))
-    table = open_table(edges, request.budget_bytes)
-    return bare_source(table_graph(table, path.resolve().name, request, features=features, labels=labels), request)
+    edges, name, beside = path, path.name.split(".")[0], dict[str, Path | None]()
+    if path.is_dir():
+        if (found := _beside(path, "edges")) is None:
+            raise SourceError(f"the folder {path} has no edges.csv, edges.parquet or edges.jsonl")
+        edges, name, nodes = found, path.resolve().name, _beside(path, "nodes")
+        for part in ("features", "labels"):
+            beside[part] = npy if (npy := path / f"{part}.npy").is_file() else nodes
+    return bare_source(table_graph(open_table(edges, request.budget_bytes), name, request, **beside), request)
 
 
 def table_graph(
