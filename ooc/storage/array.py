@@ -23,7 +23,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from ooc.errors import OocError, StoreError
+from ooc.errors import OocError, StoreError, as_error
 from ooc.storage.checksums import combined, of_zeros
 from ooc.storage.zarr_json import METADATA_FILE, read_array
 
@@ -188,12 +188,10 @@ class Array:
     def checksums(self) -> npt.NDArray[np.uint32]:
         """CRC-32C of every chunk, ``[num_chunks]``."""
         path = self.path / CHECKSUM_FILE
-        try:
+        with as_error(StoreError, f"{self.name}: checksums cannot be read from {path}"):
             if not path.is_file() or path.stat().st_size != 4 * self.num_chunks:
                 raise StoreError(f"{self.name}: {path} is no file of {self.num_chunks} checksums, one a chunk")
             return np.frombuffer(path.read_bytes(), dtype="<u4")
-        except (OSError, ValueError) as error:
-            raise StoreError(f"{self.name}: checksums cannot be read from {path}: {error}") from error
 
     def checksum(self, index: int, offset: int = 0, nbytes: int | None = None) -> int:
         """CRC-32C of chunk ``index`` as it is on disk now, or of ``nbytes`` of it from ``offset`` on."""
@@ -206,23 +204,19 @@ class Array:
         return result
 
     def _read_extent(self, extent: Extent, out: npt.NDArray[np.uint8]) -> None:
-        done = 0
-        try:
-            # Without waiting for who writes to it, should a pipe be in a file's place.
-            opener = lambda path, flags: os.open(path, flags | os.O_NONBLOCK)  # noqa: E731
-            with open(extent.path, "rb", buffering=0, opener=opener) as file:
-                while done < extent.nbytes:
-                    got = os.preadv(file.fileno(), [out[done:].data], extent.offset + done)
-                    if got == 0:
-                        raise StoreError(
-                            f"{self.name}: chunk {extent.path} ends at byte {extent.offset + done}, "
-                            f"{extent.nbytes - done} bytes too early"
-                        )
-                    done += got
-        except OSError as error:
-            raise StoreError(
-                f"{self.name}: chunk {extent.path} cannot be read at byte {extent.offset}: {error.strerror}"
-            ) from error
+        # Without waiting for who writes to it, should a pipe be in a file's place.
+        opener = lambda path, flags: os.open(path, flags | os.O_NONBLOCK)  # noqa: E731
+        done, chunk = 0, f"{self.name}: chunk {extent.path}"
+        with (
+            as_error(StoreError, f"{chunk} cannot be read at byte {extent.offset}"),
+            open(extent.path, "rb", buffering=0, opener=opener) as file,
+        ):
+            while done < extent.nbytes:
+                got = os.preadv(file.fileno(), [out[done:].data], extent.offset + done)
+                if got == 0:
+                    place, missing = extent.offset + done, extent.nbytes - done
+                    raise StoreError(f"{chunk} ends at byte {place}, {missing} bytes too early")
+                done += got
 
 
 def read_rows(array: Array, rows: AnyArray, *, gap_bytes: int = GAP_BYTES, read_bytes: int = READ_BYTES) -> AnyArray:

@@ -28,7 +28,7 @@ from typing import IO, TypeVar
 import requests
 from urllib3.exceptions import HTTPError  # Of a connection that breaks while its answer is read.
 
-from ooc.errors import BudgetError, SourceError
+from ooc.errors import BudgetError, SourceError, as_error
 from ooc.events import Listener, reported
 from ooc.sizes import format_size
 from ooc.sources.source import ranges
@@ -201,11 +201,9 @@ def _fetch_range(session: requests.Session, part: _Part, start: int, stop: int, 
         with _get(session, part.url, (at, stop) if in_ranges else None) as response:
             _check_answer(response, at, part.served)
             while at < stop and not stopped.is_set() and (data := response.raw.read(min(_PIECE_BYTES, stop - at))):
-                try:
+                with as_error(BudgetError, f"{part.path} cannot be written"):  # No use in trying again.
                     file.seek(at)
                     file.write(data)
-                except OSError as error:  # Not the network's: no use in trying again.
-                    raise BudgetError(f"{part.path} cannot be written: {error.strerror}") from error
                 at += len(data)
                 part.advance(len(data))
         if at < stop and not stopped.is_set():
