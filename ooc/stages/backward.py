@@ -24,8 +24,9 @@ from ooc.kernels.tensors import shaped, typed
 from ooc.model.graph import AnyScaling, Scaling
 from ooc.model.layers.opaque import Opaque
 from ooc.model.layers.per_edge import EdgeAggregate, Pulling
+from ooc.model.lowering.projection import Projection
 from ooc.model.lowering.rectified import Rectified, Sigmoidal
-from ooc.model.lowering.values import Moments, Multiplied, Rows, Value
+from ooc.model.lowering.values import Moments, Rows, Value
 from ooc.plan.workload import Pull
 from ooc.stages.context import Kernel, Step, Tensors, Tile
 from ooc.stages.forward import KnownRows, materialise, recompute_steps
@@ -299,7 +300,7 @@ def _follow(
     """The gradient of ``value`` taken to its inputs and parameters; ``operands`` may be let go of on the way. That of
     the input of a product may be put where the rows of the matrix ``place`` are stored."""
     gradient, is_own = gradients.take(value)
-    if isinstance(value, Multiplied):
+    if isinstance(value, Projection):
         out = None if value.source in gradients else tile.room(place, gradient.shape[0])
         found, is_own = value.backward(gradient, operands, rows, out), True
     elif isinstance(value, (Rectified, Sigmoidal)):

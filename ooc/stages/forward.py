@@ -81,7 +81,7 @@ def _forward(program: Program, title: str, run: Forward, row_count: int, moments
     def compute(tile: Tile) -> Tensors:
         known = values_of(tile, program.rows(tile))
         for barrier in moments:
-            tile.moments.append((barrier, barrier.of_tile(known[barrier.source])))
+            tile.moments.append((barrier, barrier.statistics.of_tile(known[barrier.source])))
         out = {name: shaped(known[v], (v.columns,)) for name, v in stored.items()}
         for name, aggregate in pulled_next.items():
             rows = known[aggregate.source]

@@ -24,8 +24,9 @@ from string import ascii_lowercase
 
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.network import Network
+from ooc.model.lowering.projection import Linear
 from ooc.model.lowering.rectified import Rectified, Sigmoidal, Signs
-from ooc.model.lowering.values import Aggregate, Features, Learnt, Linear, Moments, Rowwise, Sum, Value
+from ooc.model.lowering.values import Aggregate, Features, Learnt, Moments, Rowwise, Sum, Value
 from ooc.stages.schedule import Schedule, is_constant, is_told_by_result
 from ooc.storage.types import NODES, features_name
 
@@ -124,6 +125,8 @@ class Names:
         """Whether it is kept and nothing but sums and products lie between it and what its stage begins with."""
         kinds = (Sum, Linear, Rectified, Sigmoidal, Rowwise)
         if value not in self._schedule.kept | self._schedule.dropped or not isinstance(value, kinds):
+            return False
+        if isinstance(value, Rowwise) and value.moments:
             return False
         waiting: list[Value] = [value.source if is_told_by_result(value) else value]
         stage = self._schedule.stage[value]

@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from ooc.model.lowering.projection import Linear, Projection
 from ooc.model.lowering.rectified import Rectified, Sigmoidal
-from ooc.model.lowering.values import Linear, Multiplied, Sum, Value
+from ooc.model.lowering.values import Sum, Value
 from ooc.stages.schedule import Recipe, kept_beyond, rows_in
 
 
@@ -37,7 +38,7 @@ def places_of(recipe: Recipe, pulled: Value | None, stored: Mapping[Value, str])
             return False
         source = value.inputs[0]
         alone = users[source] == 1 and source not in kept and source.tail == value.tail
-        is_own = isinstance(source, (Multiplied, Rectified, Sigmoidal)) or (
+        is_own = isinstance(source, (Projection, Rectified, Sigmoidal)) or (
             isinstance(source, Sum) and source.makes_rows
         )
         return alone and (source is pulled or (source in order and is_own))

@@ -26,13 +26,9 @@ from ooc.model.lowering.rectified import ExponentialLinear, Rectified, Sigmoidal
 from ooc.model.lowering.values import (
     MOMENTS_BYTES,
     Aggregate,
-    Differentiated,
     Dropout,
-    Linear,
     Moments,
-    Multiplied,
     Noise,
-    Normalized,
     Rows,
     Rowwise,
     Sum,
@@ -62,7 +58,7 @@ _SPARSE_FORWARD, _SPARSE_BACKWARD = 4, 32
 with 33 entries in rows of 8,415, and a weight of 64 columns."""
 _STEP_COPIES, _STEP_VALUES, _STEP_OPERATORS = 4, 24, 16
 """Of an optimizer's step of rows: matrices of their width beside the results, values, and operators."""
-_DIFFERENTIATED_AT_ONCE = (Sum, Multiplied, Dropout, Rectified, Sigmoidal, ExponentialLinear, Result)
+_DIFFERENTIATED_AT_ONCE = (Sum, Projection, Dropout, Rectified, Sigmoidal, ExponentialLinear, Result)
 """Whose gradient is taken further without any other on the way."""
 _RECORDED_OPERATORS = 16
 """Of a function that autograd differentiates: recording it, and an engine's run of its own."""
@@ -201,7 +197,9 @@ class Program:
         temporaries.append(max((_product_columns(v) for v in recipe.order), default=0))
         temporaries.append(_SCORING_COPIES * self.schedule.output.columns if scoring else 0)
         of_moments = MOMENTS_BYTES // self.context.network.dtype.itemsize
-        temporaries.append(max((of_moments * one.source.columns + one.inner_columns for one in measured), default=0))
+        temporaries.append(
+            max((of_moments * one.source.columns + one.statistics.inner_columns for one in measured), default=0)
+        )
         learnt = self.schedule.learnt.get(stage)
         stepped = learnt.columns if learnt is not None and embedding_name(learnt.space) in stores else 0
         temporaries.append(_STEP_COPIES * stepped)
@@ -271,7 +269,7 @@ class Program:
             have(rows_in(value))
             make(made := _made_columns(value, value in differentiated, on_device=self.context.on_device))
             known[value] = value.columns if value.entries_per_row is None else 0
-            if value in differentiated and isinstance(value, (Dropout, Differentiated)):
+            if value in differentiated and isinstance(value, (Dropout, Rowwise)):
                 tape[value] = made - known[value]
             for source in done:
                 known.pop(source, None)
@@ -287,7 +285,7 @@ class Program:
         for value, done in zip(differentiated, done_with, strict=True):
             have(used := schedule.used_backward(value))
             gradients.pop(value, None)
-            if isinstance(value, Multiplied) and value.product.dtype is None:  # its own gradient comes first
+            if isinstance(value, Projection) and value.product.dtype is None:  # its own gradient comes first
                 make(value.columns)
                 for one in done:
                     known.pop(one, None)
@@ -413,11 +411,10 @@ def _made_columns(value: Value, differentiated: bool, *, on_device: bool) -> int
         return 0
     if value.packed:  # a byte for each of its bits, twice, before they are packed
         return 5 * value.columns
-    inner = value.inner_columns if isinstance(value, Differentiated) else 0
-    if isinstance(value, Normalized):
-        return 5 * max(value.columns, value.source.columns) + inner
+    if isinstance(value, Rowwise) and value.moments:
+        return 5 * max(value.columns, value.source.columns) + value.inner_columns
     if isinstance(value, Rowwise):
-        return (3 if differentiated else 2) * value.columns + inner
+        return (3 if differentiated else 2) * value.columns + value.inner_columns
     if isinstance(value, Noise):  # two numbers of 64 bits for each, and what is made of them
         return 10 * value.columns
     if isinstance(value, Dropout):  # what is kept, by a byte each on a device
@@ -428,17 +425,15 @@ def _made_columns(value: Value, differentiated: bool, *, on_device: bool) -> int
 def _columns_at(value: Value) -> int:
     """Columns of the gradients that are made while that of ``value`` is taken to its inputs, as far as these need one;
     twice as many where autograd may make others on the way."""
-    needed = [
-        v.columns for v in value.inputs if v.trains or (isinstance(value, Differentiated) and v.entries_per_row is None)
-    ]
+    needed = [v.columns for v in value.inputs if v.trains or (isinstance(value, Rowwise) and v.entries_per_row is None)]
     made = value.columns + sum(needed)
-    inner = value.inner_columns if isinstance(value, Moments) else 0
+    inner = value.statistics.inner_columns if isinstance(value, Moments) else 0
     return (1 if isinstance(value, _DIFFERENTIATED_AT_ONCE) else 2) * made + inner + 2 * _product_columns(value)
 
 
 def _product_columns(value: Value) -> int:
     """Columns that multiplying with a weight takes besides."""
-    if not isinstance(value, (Linear, Projection)):
+    if not isinstance(value, Projection):
         return 0
     return value.product.columns(value.inputs[0].columns, value.columns)
 
@@ -455,7 +450,7 @@ def _forward_work(value: Value, drawn: int = 0) -> Work:
     match value:
         case SparseProduct():
             return Work(_SPARSE_FORWARD * inputs * value.columns, 2 * inputs + value.columns, 4)
-        case Multiplied():
+        case Projection():
             narrow, wide = sorted((inputs, value.columns))
             packed = _PACKED_VALUES * wide * max(0, _WIDE - narrow) // _WIDE
             return Work(inputs * value.columns, inputs + value.columns + packed, 2)
@@ -464,7 +459,7 @@ def _forward_work(value: Value, drawn: int = 0) -> Work:
             return Work(0, 3 * operators * value.columns, operators)
         case Dropout() | Noise():
             return Work(0, (3 + drawn) * value.columns, 5)
-        case Normalized():
+        case Rowwise() if value.moments:
             return Work(2 * value.total_numbers, _NORM_VALUES * max(value.columns, value.source.columns), 6)
         case Signs():
             return Work(0, inputs + value.columns, 3)
@@ -480,7 +475,7 @@ def _backward_work(value: Value) -> Work:
     match value:
         case SparseProduct():
             return Work(_SPARSE_BACKWARD * forward.multiplies // _SPARSE_FORWARD, forward.values, 24)
-        case Multiplied():
+        case Projection():
             products = value.inputs[0].trains + value.own_trains
             return Work(products * forward.multiplies, products * forward.values, 2 * products)
         case Sum():

@@ -30,16 +30,14 @@ from typing import TypeVar
 from ooc.model.layers.opaque import Opaque
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.network import EVERYWHERE, hops, values_of
+from ooc.model.lowering.projection import Linear, Projection
 from ooc.model.lowering.rectified import ExponentialLinear, Rectified, Sigmoidal, Signs
 from ooc.model.lowering.values import (
     Aggregate,
     Dropout,
     Features,
     Learnt,
-    Linear,
     Moments,
-    Multiplied,
-    Normalized,
     Rowwise,
     Sum,
     Value,
@@ -137,7 +135,7 @@ class Schedule:
     def _is_for_one(self, source: Value, aggregate: Value) -> bool:
         """Whether ``source`` is better made right before it is pulled."""
         alone = source.space != "" and self.users[source] == [aggregate]
-        return alone and isinstance(source, Multiplied) and source.columns > source.source.columns
+        return alone and isinstance(source, Projection) and source.columns > source.source.columns
 
     def _begin(self, barrier: Value | None, space: str) -> int:
         """A stage more."""
@@ -197,7 +195,7 @@ class Schedule:
 
     def recorded(self, stage: int) -> list[Value]:
         """The values of ``stage`` that autograd differentiates, and which its backward therefore has to compute."""
-        return [v for v in self.backward_of(stage) if isinstance(v, (Rowwise, Normalized))]
+        return [v for v in self.backward_of(stage) if isinstance(v, Rowwise)]
 
     def backward_recipe(self, stage: int, needs: Mapping[Value, int] | None = None) -> Recipe:
         """How to have what the backward of ``stage`` needs, or ``needs`` of that, for the rows that need it."""
@@ -387,7 +385,7 @@ class Schedule:
 
     def _anchor(self, value: Value, stage: int) -> Value:
         """``value``, or the sum or product it is computed from without another one: better kept, for the way back."""
-        light = (Dropout, Rectified, Sigmoidal, ExponentialLinear, Rowwise, Normalized)
+        light = (Dropout, Rectified, Sigmoidal, ExponentialLinear, Rowwise)
         while isinstance(value, light) and not value.heavy:
             sources = rows_in(value)
             if len(sources) != 1 or self.stage[sources[0]] != stage or is_constant(sources[0]):

@@ -22,7 +22,8 @@ from ooc.model.layers.conformance import Watch, probe_layer
 from ooc.model.layers.layer import Graph, layer_of, sharing
 from ooc.model.layers.opaque import Opaque
 from ooc.model.layers.per_edge import Pulling
-from ooc.model.lowering.values import Features, Linear
+from ooc.model.lowering.projection import Linear
+from ooc.model.lowering.values import Features
 from tests.exactness.layers import MlpMessages
 from tests.exactness.test_inner_dropout import OfCoefficients, OfMessages, OfNodes
 from tests.examples import ordinary

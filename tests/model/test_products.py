@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ooc.model.lowering.products import IN_FULL, Products, SharedFactor
-from ooc.model.lowering.projection import Projection
-from ooc.model.lowering.values import Features, Gradients, Linear, Rows, Value
+from ooc.model.lowering.projection import Linear, Projection
+from ooc.model.lowering.values import Features, Gradients, Rows, Value
 from ooc.train.trainer import Trainer
 from tests.exactness.comparison import make_trainer, store_of
 from tests.exactness.reference import ModelCase
@@ -38,7 +38,7 @@ class Source(Features):
         self.parameters = (nn.Parameter(torch.zeros(1)),)
 
 
-def maps(multiply: Products, source: Value, count: int, outputs: int, *, projected: bool) -> list[Linear | Projection]:
+def maps(multiply: Products, source: Value, count: int, outputs: int, *, projected: bool) -> list[Projection]:
     """Linear maps of one source, without bias."""
     weights = [nn.Parameter(torch.randn(outputs, source.columns)) for _ in range(count)]
     if not projected:

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCNConv, SAGEConv
 
 from ooc.engine.operands import Output
+from ooc.model.lowering.projection import Linear
 from ooc.model.lowering.rectified import Rectified, Signs
-from ooc.model.lowering.values import Features, Linear, Sum, Value
+from ooc.model.lowering.values import Features, Sum, Value
 from ooc.stages.places import Place, places_of
 from ooc.stages.schedule import Recipe
 from tests.exactness.comparison import assert_agrees, make_trainer, store_of

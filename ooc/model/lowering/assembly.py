@@ -19,7 +19,7 @@ from ooc.kernels.tensors import fractions
 from ooc.model.graph import AnyScaling, RelationScaling
 from ooc.model.layers.per_edge import EdgeAggregate, Result
 from ooc.model.lowering.products import IN_FULL, Products
-from ooc.model.lowering.projection import ONCE, Projection, Repeated, SparseProduct, Weights
+from ooc.model.lowering.projection import ONCE, Linear, Projection, Repeated, SparseProduct, Weights
 from ooc.model.lowering.rectified import Rectified, Sigmoidal, Signs
 from ooc.model.lowering.values import (
     Aggregate,
@@ -27,10 +27,8 @@ from ooc.model.lowering.values import (
     Dropout,
     Features,
     Learnt,
-    Linear,
     Moments,
     Noise,
-    Normalized,
     RowFunction,
     Rowwise,
     Sum,
@@ -361,9 +359,7 @@ class Assembly:
         sums = [part for one in moments for part in one.statistics.sample(self.setting.dtype)]
         tail = self._tried(name, lambda *rows: function(*rows, *sums), inputs, sizes=not heavy)
         options: dict[str, Any] = {"heavy": heavy, "inner_columns": inner_columns}
-        if moments:
-            return Normalized(self.next_index(), inputs, moments, function, parameters, tail, **options)
-        return Rowwise(self.next_index(), inputs, tail, function, parameters, **options)
+        return Rowwise(self.next_index(), inputs, tail, function, parameters, moments=moments, **options)
 
     def matrix(self, name: str, rows: Sequence[Value]) -> Value:
         """Rows of any shapes side by side, as one matrix; of one matrix, itself."""
@@ -374,7 +370,9 @@ class Assembly:
     def unlearnt(self, name: str, function: RowFunction, inputs: Sequence[Value], *, whole: bool = False) -> Value:
         """A function of rows that no gradient goes back through; ``whole``: it gives whole numbers from 0 on."""
         tail = self._tried(name, function, inputs)
-        return Unlearnt(self.next_index(), inputs, tail, function, whole=whole)
+        found = Unlearnt(self.next_index(), inputs, tail, function)
+        found.whole = whole
+        return found
 
     def check_truths(self, name: str, function: RowFunction, inputs: Sequence[Value]) -> None:
         """ModelError naming ``name`` where what it tells of rows, in truths or whole numbers, is not of each alone."""
@@ -400,7 +398,7 @@ class Assembly:
         moments = self.moments(source, update)
         if update is not None:
             self.observed.append(moments)
-        return Normalized(self.next_index(), [source], [moments], function, parameters)
+        return Rowwise(self.next_index(), [source], source.tail, function, parameters, moments=[moments])
 
     def moments(self, source: Value, update: Callable[[Tensor, Tensor, int], None] | None = None) -> Moments:
         """Mean and variance of every column over all rows."""

@@ -22,7 +22,7 @@ from ooc.model.lowering.assembly import Assembly, Setting
 from ooc.model.lowering.model_shape import ModelShape
 from ooc.model.lowering.products import IN_FULL, Products
 from ooc.model.lowering.projection import Made, Projection
-from ooc.model.lowering.values import Aggregate, Dense, Dropout, Learnt, Moments, Multiplied, Value
+from ooc.model.lowering.values import Aggregate, Dense, Dropout, Learnt, Moments, Value
 from ooc.plan.cost import aggregating_first_pays, transforming_constants_pays
 from ooc.plan.workload import EdgeData
 
@@ -65,7 +65,7 @@ class Network:
     traced: tuple[fx.Graph, Mapping[fx.Node, Any], dict[str, Tensor]] | None = None
     """Its calls in training, what each stands for, and the tensors that its forward makes."""
     _projections: tuple[list[Projection], ...] = field(init=False)
-    """What is multiplied by weights that are made of parameters, in training and in evaluation."""
+    """What is multiplied by weights, in training and in evaluation."""
 
     def __post_init__(self) -> None:
         modes = self.training, self.evaluation
@@ -127,14 +127,14 @@ class Network:
     @property
     def rounded_nbytes(self) -> int:
         """What its weights take besides where they are multiplied in a narrower type: those of one of the modes."""
-        return self._in_either_mode(
-            lambda v: v.product.weights_nbytes(v.source.columns, v.columns) if isinstance(v, Multiplied) else 0
+        return max(
+            sum(v.product.weights_nbytes(v.source.columns, v.columns) for v in mode) for mode in self._projections
         )
 
     @property
     def made_nbytes(self) -> int:
         """What weights made of several parameters take, with their gradients."""
-        return self._in_either_mode(lambda value: value.made.nbytes if isinstance(value, Projection) else 0)
+        return max(sum(v.made.nbytes for v in mode) for mode in self._projections)
 
     @property
     def makes_dense(self) -> bool:
@@ -151,10 +151,6 @@ class Network:
     def drops_sparse(self) -> bool:
         """Whether there is dropout of features that come without their zeros."""
         return any(isinstance(v, Dropout) and v.entries_per_row is not None for v in values_of(self.training))
-
-    def _in_either_mode(self, nbytes: Callable[[Value], int]) -> int:
-        """What the values of one mode take, of the one where they take more."""
-        return max(sum(map(nbytes, values_of(output))) for output in (self.training, self.evaluation))
 
     def forget_weights(self) -> None:
         """Weights may have changed: what was made of them is to be made anew."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear maps whose weight is made of several parameters.
+"""Linear maps, of a parameter or of a weight that is made of several.
 
 GAT's score a_src = (x Wᵀ) · att is linear in x, as z = x Wᵀ itself is: x times a matrix with att W below W. So
 everything that an edge needs of a row comes of one dense product, and its gradient needs x alone, not z.
@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ooc.kernels.tensors import gradients_of
+from ooc.kernels.tensors import first_rows, gradients_of
 from ooc.model.lowering.products import IN_FULL, Products
-from ooc.model.lowering.values import Gradients, Multiplied, Rows, Summed, Value
+from ooc.model.lowering.values import Gradients, Rows, Summed, Value
 
 _FEW_NUMBERS = 1 << 14
 """Of a weight, which is made under autograd once for values and gradients: of so few the calls are most of the time."""
@@ -49,8 +49,10 @@ ONCE = Repeated(1, 1)
 """Every column by itself."""
 
 
-class Projection(Multiplied):
+class Projection(Value):
     """x W(θ)ᵀ + b(θ). ``repeated``: which columns are the same."""
+
+    heavy = True
 
     def __init__(
         self,
@@ -72,18 +74,47 @@ class Projection(Multiplied):
     def gradient_numel(self) -> int:
         return self.made.numel if self.own_trains else 0
 
-    def _weight(self) -> Tensor:
-        return self.made.values()[0]
+    def needs(self) -> tuple[Value, ...]:
+        return self.inputs if self.own_trains else ()
 
-    def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
-        weight, bias = self.made.values()
-        if self.product.dtype is None:
-            return self.repeated.put(F.linear(inputs[0], weight, bias))
-        out = self._multiplied(inputs[0], rows)
+    def compute(self, inputs: Sequence[Any], rows: Rows, *, record: bool) -> Tensor:
+        return self._multiplied(inputs[0], rows)
+
+    def _multiplied(self, source: Tensor, rows: Rows, out: Tensor | None = None) -> Tensor:
+        (weight, bias), multiply = self.made.values(), self.product
+        if multiply.dtype is None and bias is not None:
+            return self.repeated.put(F.linear(source, weight, bias))
+        weight_IO = multiply.weight((self, "forward"), lambda: weight.T)
+        out = multiply(multiply.rounded(source, rows.shared_source), weight_IO, source.dtype, out)
         return self.repeated.put(out if bias is None else out.add_(bias))
+
+    def backward(self, gradient: Tensor, operands: list[Any], rows: Rows, out: Tensor | None = None) -> Gradients:
+        """``out``: where the input's gradient may be put."""
+        source, multiply, kept_as = operands.pop(), self.product, gradient.dtype
+        factor = multiply.rounded(gradient, rows.shared_gradient)
+        found = Gradients([None])
+        if source is not None and self.own_trains:
+            taken = first_rows(multiply.rounded(source, rows.shared_source), gradient.shape[0])
+            found.parameters = self._of_parameters(multiply(factor.T, taken, kept_as), gradient)
+            del taken
+        del source  # whose gradient is as large
+        if self.source.trains:
+            weight_OI = multiply.weight((self, "backward"), lambda: self.made.values()[0])
+            found.inputs[0] = multiply(factor, weight_OI, kept_as, out)
+        return found
 
     def _of_parameters(self, weight_gradient: Tensor, gradient: Tensor) -> list[tuple[Summed, Tensor]]:
         return self.made.gradients(weight_gradient, gradient.sum(dim=0) if self.made.has_bias else None)
+
+
+class Linear(Projection):
+    """x Wᵀ, ``weight`` [O, I] being a parameter: its rows can be put where they end."""
+
+    def __init__(self, index: int, source: Value, weight: nn.Parameter, product: Products = IN_FULL) -> None:
+        super().__init__(index, source, lambda: (weight, None), (weight,), product=product)
+
+    def compute_at(self, inputs: Sequence[Tensor], rows: Rows, out: Tensor) -> Tensor:
+        return self._multiplied(inputs[0], rows, out)
 
 
 class SparseProduct(Projection):
@@ -104,7 +135,7 @@ class SparseProduct(Projection):
         out_RO = inputs[0].times(weight_FO)
         return self.repeated.put(out_RO if bias is None else out_RO.add_(bias))
 
-    def backward(self, gradient: Tensor, operands: Sequence[Any], rows: Rows, out: Tensor | None = None) -> Gradients:
+    def backward(self, gradient: Tensor, operands: list[Any], rows: Rows, out: Tensor | None = None) -> Gradients:
         if operands[0] is None or not self.own_trains:
             return Gradients([None])
         columns_U, sums_UO = operands[0].first(len(gradient)).transposed_times(gradient)
@@ -149,6 +180,9 @@ class Made:
 
     def values(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias, without a gradient. On any thread."""
+        if self._sums is None:
+            weight, bias = self._weights()
+            return weight.detach(), None if bias is None else bias.detach()
         with self._making:  # so that threads do not each make one
             if self._values is None:
                 records = self._is_small and self._sums is not None and self._sums[0].grad is not None

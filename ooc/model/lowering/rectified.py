@@ -29,14 +29,11 @@ class Signs(Value):
     """
 
     packed = True
+    trains = False
 
     def __init__(self, index: int, source: Value, *, not_a_number: bool) -> None:
         super().__init__(index, (source,), (-(-source.columns // 8),))
         self.not_a_number = not_a_number
-
-    @property
-    def trains(self) -> bool:
-        return False
 
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
         numbers = shaped(inputs[0], (self.source.columns,))

@@ -27,7 +27,7 @@ from ooc.errors import ModelError
 from ooc.kernels.dropout.rows import dropped, keep_scale, noise
 from ooc.kernels.tensors import first_rows, gradients_of, shaped, with_zeros
 from ooc.model.graph import AnyScaling, RelationScaling, ends_of
-from ooc.model.lowering.products import IN_FULL, Products, SharedFactor
+from ooc.model.lowering.products import SharedFactor
 from ooc.plan.workload import EdgeData
 
 RowFunction = Callable[..., Tensor]
@@ -175,13 +175,11 @@ class Features(Value):
 class Learnt(Value):
     """Rows that are trained themselves, ``columns`` numbers each: an embedding of every node of a type."""
 
+    own_trains = True
+
     def __init__(self, index: int, columns: int, space: str = "") -> None:
         super().__init__(index, (), (columns,))
         self.space = space
-
-    @property
-    def own_trains(self) -> bool:
-        return True
 
 
 class Dense(Value):
@@ -195,12 +193,10 @@ class Dense(Value):
 class Ones(Value):
     """A one for every row of ``source``, of which there is no gradient."""
 
+    trains = False
+
     def __init__(self, index: int, source: Value) -> None:
         super().__init__(index, (source,), (1,))
-
-    @property
-    def trains(self) -> bool:
-        return False
 
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
         return inputs[0].new_ones(len(inputs[0]), 1)
@@ -246,7 +242,7 @@ class Aggregate(Value):
 
 
 MOMENTS_BYTES = 8
-"""That ``tile_moments`` takes for every number."""
+"""That the moments of a tile take for every number: one copy in float64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,86 +254,14 @@ class TileMoments:
     deviations: Tensor
 
     def joined(self, other: "TileMoments") -> "TileMoments":
-        """Those of the rows of both, by the formulas of Chan, Golub and LeVeque ("Updating formulae and a pairwise
-        algorithm for computing sample variances", 1979), which lose no digits however far the mean is from zero."""
-        total = self.count + other.count
-        delta = other.mean - self.mean
-        mean = self.mean + delta * (other.count / total)
+        """Those of the rows of both, where ``other`` is, by the formulas of Chan, Golub and LeVeque ("Updating formulae
+        and a pairwise algorithm for computing sample variances", 1979), which lose no digits however far the mean is
+        from zero."""
+        place, total = other.mean.device, self.count + other.count
+        delta = other.mean - self.mean.to(place)
+        mean = self.mean.to(place) + delta * (other.count / total)
         between = delta.square() * (self.count * other.count / total)
-        return TileMoments(total, mean, self.deviations + other.deviations + between)
-
-
-def tile_moments(rows_RC: Tensor) -> TileMoments:
-    """The moments of the rows at hand. Takes one copy of them in float64 (``MOMENTS_BYTES``)."""
-    rows = rows_RC.double()
-    mean = rows.mean(dim=0)
-    centred = rows - mean if rows is rows_RC else rows.sub_(mean)
-    return TileMoments(rows_RC.shape[0], mean, centred.square_().sum(dim=0))
-
-
-class Statistics:
-    """The moments of one matrix of C columns, as far as its tiles are there, and the gradients of both.
-
-    Sums are held in float64 and added in the order of the tiles, so results do not depend on plans, budgets or threads.
-
-    ``update`` is told the moments when they are complete: mean, biased variance, number of rows. Tiles are added by
-    one thread, moments are read by many, after the last tile.
-    """
-
-    parts = 2
-    """Tensors that ``moments`` gives."""
-
-    def __init__(self, columns: int, update: Callable[[Tensor, Tensor, int], None] | None) -> None:
-        self._columns = columns
-        self._update = update
-        self.begin()
-
-    def begin(self) -> None:
-        """Forget all tiles."""
-        mean, deviations, self._d_mean, self._d_variance = (
-            torch.zeros(self._columns, dtype=torch.float64) for _ in range(4)
-        )
-        self._found = TileMoments(0, mean, deviations)
-
-    @property
-    def nbytes(self) -> int:
-        return 4 * 8 * self._columns
-
-    def add(self, tile: TileMoments, *, rows: int) -> None:
-        """Take in a tile; ``rows`` is how many there will be in all."""
-        self._go_to(tile.mean.device)
-        self._found = found = self._found.joined(tile)
-        if found.count == rows and self._update is not None:
-            self._update(found.mean, found.deviations / rows, rows)
-
-    def sample(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """What ``moments`` might give, to try functions with."""
-        return _some_numbers(self._columns, dtype), _some_numbers(self._columns, dtype)
-
-    def add_gradients(self, *found: Tensor) -> None:
-        """Take in what a tile found for the gradients of both moments."""
-        d_mean, d_variance = found
-        self._go_to(d_mean.device)
-        self._d_mean += d_mean.double()
-        self._d_variance += d_variance.double()
-
-    def _go_to(self, place: torch.device) -> None:
-        """Be where tiles are computed."""
-        if self._d_mean.device != place:
-            found = self._found
-            self._found = TileMoments(found.count, found.mean.to(place), found.deviations.to(place))
-            self._d_mean, self._d_variance = self._d_mean.to(place), self._d_variance.to(place)
-
-    def moments(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """Mean and biased variance, [C] each."""
-        return self._found.mean.to(dtype), (self._found.deviations / self._found.count).to(dtype)
-
-    def gradient(self, rows_RC: Tensor) -> Tensor:
-        """What the gradients of both moments add to those of some rows of the matrix itself, [R, C]."""
-        dtype = rows_RC.dtype
-        slope = (2 * self._d_variance / self._found.count).to(dtype)
-        level = (self._d_mean / self._found.count).to(dtype)
-        return (rows_RC - self._found.mean.to(dtype)) * slope + level
+        return TileMoments(total, mean, self.deviations.to(place) + other.deviations + between)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,57 +271,104 @@ class TileTotals:
     total: Tensor
 
     def joined(self, other: "TileTotals") -> "TileTotals":
-        return TileTotals(self.total + other.total)
+        return TileTotals(self.total.to(other.total.device) + other.total)
 
 
-class Totals:
-    """The sum over all rows of what ``function`` makes of each, [R, …] → [K] of any rows together; with its gradient,
-    as ``Statistics`` have the moments. ``numbers``: K; ``inner_columns``: numbers a row made on the way."""
+class Statistics:
+    """The moments of one matrix of so many columns, ``numbers``, as far as its tiles are there, and the gradients of
+    both.
 
-    parts = 1
+    Sums are held in float64 and added in the order of the tiles, so results do not depend on plans, budgets or threads.
 
-    def __init__(self, function: Callable[[Tensor], Tensor], numbers: int, inner_columns: int = 0) -> None:
-        self.function = function
+    ``update`` is told the moments when they are complete: mean, biased variance, number of rows. Tiles are added by
+    one thread, moments are read by many, after the last tile.
+    """
+
+    parts = 2
+    """Tensors that ``moments`` gives."""
+    inner_columns = 0
+    """Numbers a row of what a total makes on the way, and of its gradient, besides."""
+    _found: Any
+
+    def __init__(self, numbers: int, update: Callable[[Tensor, Tensor, int], None] | None = None) -> None:
         self.numbers = numbers
-        self.inner_columns = inner_columns
+        self._update = update
         self.begin()
 
     def begin(self) -> None:
         """Forget all tiles."""
-        self._total, self._d_total = (torch.zeros(self.numbers, dtype=torch.float64) for _ in range(2))
+        self._found = TileMoments(0, *torch.zeros(2, self.numbers, dtype=torch.float64))
+        self._gradients = torch.zeros(self.parts, self.numbers, dtype=torch.float64)
 
     @property
     def nbytes(self) -> int:
-        return 2 * 8 * self.numbers
+        return 2 * 8 * self.parts * self.numbers
 
-    def add(self, tile: TileTotals, *, rows: int) -> None:
-        """Take in a tile."""
-        self._total = self._total.to(tile.total.device) + tile.total
+    @torch.no_grad()
+    def of_tile(self, rows_RC: Tensor) -> TileMoments | TileTotals:
+        """What the rows at hand add."""
+        rows = rows_RC.double()
+        mean = rows.mean(dim=0)
+        centred = rows - mean if rows is rows_RC else rows.sub_(mean)
+        return TileMoments(rows_RC.shape[0], mean, centred.square_().sum(dim=0))
 
-    def sample(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def add(self, tile: TileMoments | TileTotals, *, rows: int) -> None:
+        """Take in a tile; ``rows`` is how many there will be in all."""
+        self._found = found = self._found.joined(tile)
+        if self._update is not None and found.count == rows:
+            self._update(found.mean, found.deviations / rows, rows)
+
+    def sample(self, dtype: torch.dtype) -> list[Tensor]:
         """What ``moments`` might give, to try functions with."""
-        return (_some_numbers(self.numbers, dtype),)
+        some = 0.5 + torch.rand(self.numbers, generator=torch.Generator().manual_seed(1), dtype=dtype)
+        return [some] * self.parts
 
     def add_gradients(self, *found: Tensor) -> None:
-        """Take in what a tile found for the gradient of the total."""
-        (d_total,) = found
-        self._d_total = self._d_total.to(d_total.device) + d_total.double()
+        """Take in what a tile found for the gradients of all ``parts``."""
+        self._gradients = self._gradients.to(found[0].device) + torch.stack(found).double()
+
+    def moments(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """Mean and biased variance, [C] each."""
+        return self._found.mean.to(dtype), (self._found.deviations / self._found.count).to(dtype)
+
+    def gradient(self, rows_RC: Tensor) -> Tensor:
+        """What the gradients of both moments add to those of some rows of the matrix itself, [R, C]."""
+        dtype, (d_mean, d_variance) = rows_RC.dtype, self._gradients
+        slope = (2 * d_variance / self._found.count).to(dtype)
+        level = (d_mean / self._found.count).to(dtype)
+        found: Tensor = (rows_RC - self._found.mean.to(dtype)) * slope + level
+        return found
+
+
+class Totals(Statistics):
+    """The sum over all rows of what ``function`` makes of each, [R, …] → [K] of any rows together; with its gradient.
+    ``numbers``: K; ``inner_columns``: numbers a row made on the way."""
+
+    parts = 1
+
+    def __init__(self, function: Callable[[Tensor], Tensor], numbers: int, inner_columns: int = 0) -> None:
+        super().__init__(numbers)
+        self.function, self.inner_columns = function, inner_columns
+
+    def begin(self) -> None:
+        super().begin()
+        self._found = TileTotals(self._gradients[0])
+
+    @torch.no_grad()
+    def of_tile(self, rows_RC: Tensor) -> TileTotals:
+        return TileTotals(self.function(rows_RC).double())
 
     def moments(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """The total, [K]."""
-        return (self._total.to(dtype),)
+        return (self._found.total.to(dtype),)
 
     def gradient(self, rows_RC: Tensor) -> Tensor:
         """What the gradient of the total adds to those of some rows, [R, C]."""
         rows = rows_RC.detach().requires_grad_()
         with torch.enable_grad():
             total = self.function(rows)
-        (found,) = gradients_of([total], [rows], [self._d_total.to(total.dtype)])
+        (found,) = gradients_of([total], [rows], [self._gradients[0].to(total.dtype)])
         return torch.zeros_like(rows_RC) if found is None else found
-
-
-def _some_numbers(count: int, dtype: torch.dtype) -> Tensor:
-    return 0.5 + torch.rand(count, generator=torch.Generator().manual_seed(1), dtype=dtype)
 
 
 class Moments(Value):
@@ -416,81 +387,8 @@ class Moments(Value):
         super().__init__(index, (source,), ())
         self.statistics = Statistics(source.columns, update) if totals is None else totals
 
-    @property
-    def inner_columns(self) -> int:
-        """Numbers a row of what a total makes on the way, and of its gradient, besides."""
-        return self.statistics.inner_columns if isinstance(self.statistics, Totals) else 0
-
     def needs(self) -> tuple[Value, ...]:
         return self.inputs
-
-    @torch.no_grad()
-    def of_tile(self, rows_RC: Tensor) -> TileMoments | TileTotals:
-        """What the rows at hand add."""
-        if isinstance(self.statistics, Totals):
-            return TileTotals(self.statistics.function(rows_RC).double())
-        return tile_moments(rows_RC)
-
-
-class Multiplied(Value):
-    """x Wᵀ, W [O, I] being what ``_weight`` gives."""
-
-    heavy = True
-    product: Products
-
-    def needs(self) -> tuple[Value, ...]:
-        return self.inputs if self.own_trains else ()
-
-    def _weight(self) -> Tensor:
-        """W, without a gradient."""
-        raise NotImplementedError
-
-    def _of_parameters(self, weight_gradient: Tensor, gradient: Tensor) -> list[tuple[Summed, Tensor]]:
-        """What a tile adds to the gradients of parameters, from those of the weight and of the tile's rows."""
-        raise NotImplementedError
-
-    def _multiplied(self, source: Tensor, rows: Rows, out: Tensor | None = None) -> Tensor:
-        multiply = self.product
-        weight_IO = multiply.weight((self, "forward"), lambda: self._weight().T)
-        return multiply(multiply.rounded(source, rows.shared_source), weight_IO, source.dtype, out)
-
-    def backward(
-        self, gradient: Tensor, operands: list[Tensor | None], rows: Rows, out: Tensor | None = None
-    ) -> Gradients:
-        """``out``: where the input's gradient may be put."""
-        source, multiply, kept_as = operands.pop(), self.product, gradient.dtype
-        factor = multiply.rounded(gradient, rows.shared_gradient)
-        found = Gradients([None])
-        if source is not None and self.own_trains:
-            taken = first_rows(multiply.rounded(source, rows.shared_source), gradient.shape[0])
-            found.parameters = self._of_parameters(multiply(factor.T, taken, kept_as), gradient)
-            del taken
-        del source  # whose gradient is as large
-        if self.source.trains:
-            found.inputs[0] = multiply(factor, multiply.weight((self, "backward"), self._weight), kept_as, out)
-        return found
-
-
-class Linear(Multiplied):
-    """x Wᵀ; ``weight`` [O, I]."""
-
-    def __init__(self, index: int, source: Value, weight: nn.Parameter, product: Products = IN_FULL) -> None:
-        super().__init__(index, (source,), (weight.shape[0],))
-        self.weight = weight
-        self.product = product
-        self.parameters = (weight,)
-
-    def _weight(self) -> Tensor:
-        return self.weight.detach()
-
-    def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
-        return self._multiplied(inputs[0], rows)
-
-    def compute_at(self, inputs: Sequence[Tensor], rows: Rows, out: Tensor) -> Tensor:
-        return self._multiplied(inputs[0], rows, out)
-
-    def _of_parameters(self, weight_gradient: Tensor, gradient: Tensor) -> list[tuple[Summed, Tensor]]:
-        return [(self.weight, weight_gradient)]
 
 
 class Sum(Value):
@@ -560,22 +458,21 @@ class Dropout(Value):
 class Noise(Value):
     """Normal numbers, as many as ``source`` has; ``site`` keys them as it does masks."""
 
+    trains = False
+
     def __init__(self, index: int, source: Value, site: int) -> None:
         super().__init__(index, (source,), source.tail)
         self.site = site
-
-    @property
-    def trains(self) -> bool:
-        return False
 
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
         flat = shaped(inputs[0], (self.columns,))
         return noise(rows.seed, rows.epoch, self.site, rows.start, flat).reshape(inputs[0].shape)
 
 
-class Differentiated(Value):
-    """What ``function`` gives, which may use ``parameters``; differentiated by autograd. ``inner_columns``: numbers a
-    row of what it makes on the way, where that is wider than what it gives."""
+class Rowwise(Value):
+    """What ``function(*rows, mean, variance, …)`` gives, row by row, with the moments of these rows or of other
+    matrices, if it needs any, or the total in place of both; it may use ``parameters``, and is differentiated by
+    autograd. ``inner_columns``: numbers a row of what it makes on the way, where that is wider than what it gives."""
 
     def __init__(
         self,
@@ -583,19 +480,36 @@ class Differentiated(Value):
         inputs: Sequence[Value],
         tail: Sequence[int],
         function: RowFunction,
-        parameters: Sequence[nn.Parameter],
+        parameters: Sequence[nn.Parameter] = (),
         *,
+        moments: Sequence[Moments] = (),
         heavy: bool = False,
         inner_columns: int = 0,
     ) -> None:
-        super().__init__(index, inputs, tail)
+        super().__init__(index, (*inputs, *moments), tail)
+        self.moments = tuple(moments)
         self.inner_columns = inner_columns
         self.function = function
         self.parameters = tuple(parameters)
         self.heavy = heavy
 
-    def _run(self, tensors: Sequence[Tensor], trained: Sequence[bool], rows: Rows, *, record: bool) -> Tensor:
-        """The function of ``tensors``; of those that are ``trained``, ``_gradients`` will tell the gradients."""
+    @property
+    def total_numbers(self) -> int:
+        """Of the totals among its moments."""
+        return sum(one.statistics.numbers for one in self.moments if isinstance(one.statistics, Totals))
+
+    @property
+    def gradient_numel(self) -> int:
+        return super().gradient_numel + 4 * self.total_numbers  # of a tile, forward or backward, in float64
+
+    def needs(self) -> tuple[Value, ...]:
+        return self.inputs[: len(self.inputs) - len(self.moments)]
+
+    def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
+        trained, tensors = [value.trains for value in self.needs()], [*inputs]
+        for one in self.moments:
+            tensors += one.statistics.moments(inputs[0].dtype)
+            trained += [one.trains] * one.statistics.parts
         if not record:
             return self.function(*tensors)
         leaves = [tensor.detach().requires_grad_(wanted) for tensor, wanted in zip(tensors, trained, strict=True)]
@@ -604,89 +518,24 @@ class Differentiated(Value):
         rows.tape[self] = (leaves, output)
         return output.detach()
 
-    def _gradients(self, gradient: Tensor, rows: Rows) -> tuple[list[Tensor | None], list[tuple[Summed, Tensor]]]:
-        """Of the tensors, and of parameters, for a gradient of the first rows; None for what has no part in it."""
+    def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
+        """For a gradient of the first rows."""
         leaves, output = rows.tape.pop(self)
         found = gradients_of([output], [*leaves, *self.parameters], [with_zeros(gradient, output.shape[0])])
         of_parameters = zip(self.parameters, found[len(leaves) :], strict=True)
-        return found[: len(leaves)], [(p, part) for p, part in of_parameters if part is not None]
-
-
-class Rowwise(Differentiated):
-    """Any function of rows."""
-
-    def needs(self) -> tuple[Value, ...]:
-        return self.inputs
-
-    def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
-        return self._run(inputs, [value.trains for value in self.inputs], rows, record=record)
-
-    def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
-        return Gradients(*self._gradients(gradient, rows))
+        gradients = Gradients([*found[: len(self.needs())], *[None] * len(self.moments)])
+        gradients.parameters += [(parameter, part) for parameter, part in of_parameters if part is not None]
+        at = len(self.needs())
+        for one in self.moments:
+            parts = zip(leaves[at:], found[at : at + one.statistics.parts], strict=False)
+            of_one = [torch.zeros_like(leaf) if part is None else part for leaf, part in parts]
+            at += len(of_one)
+            gradients.moments += [(one, *of_one)] if one.trains else []
+        return gradients
 
 
 class Unlearnt(Rowwise):
     """A function of rows that no gradient goes back through; ``whole``: it gives whole numbers, to look up by."""
 
-    def __init__(
-        self, index: int, inputs: Sequence[Value], tail: Sequence[int], function: RowFunction, *, whole: bool
-    ) -> None:
-        super().__init__(index, inputs, tail, function, ())
-        self.whole = whole
-
-    @property
-    def trains(self) -> bool:
-        return False
-
-
-class Normalized(Differentiated):
-    """``function(*rows, mean, variance, …)``, row by row: a matrix like ``values``, or of rows of another ``tail``,
-    with the moments of these or of other matrices, or the total in place of both."""
-
-    def __init__(
-        self,
-        index: int,
-        values: Sequence[Value],
-        moments: Sequence[Moments],
-        function: RowFunction,
-        parameters: Sequence[nn.Parameter],
-        tail: Sequence[int] | None = None,
-        **options: Any,
-    ) -> None:
-        tail = values[0].tail if tail is None else tail
-        super().__init__(index, (*values, *moments), tail, function, parameters, **options)
-        self._values, self._moments = tuple(values), tuple(moments)
-
-    @property
-    def total_numbers(self) -> int:
-        """Of the totals among its moments."""
-        return sum(one.statistics.numbers for one in self._moments if isinstance(one.statistics, Totals))
-
-    @property
-    def gradient_numel(self) -> int:
-        return super().gradient_numel + 4 * self.total_numbers  # of a tile, forward or backward, in float64
-
-    def needs(self) -> tuple[Value, ...]:
-        return self._values
-
-    def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
-        trained, moments = [value.trains for value in self._values], list[Tensor]()
-        for one in self._moments:
-            parts = one.statistics.moments(inputs[0].dtype)
-            moments += parts
-            trained += [one.trains] * len(parts)
-        return self._run([*inputs, *moments], trained, rows, record=record)
-
-    def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
-        leaves = rows.tape[self][0]
-        found, parameters = self._gradients(gradient, rows)
-        given, moments = len(self._values), []
-        of_moments = [
-            torch.zeros_like(leaf) if part is None else part
-            for leaf, part in zip(leaves[given:], found[given:], strict=True)
-        ]
-        for one in self._moments:
-            parts, of_moments = of_moments[: one.statistics.parts], of_moments[one.statistics.parts :]
-            if one.trains:
-                moments.append((one, *parts))
-        return Gradients([*found[:given], *[None] * len(self._moments)], parameters, moments)
+    trains = False
+    whole = False

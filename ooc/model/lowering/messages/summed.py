@@ -28,10 +28,10 @@ from ooc.model.layers.propagation import OfEdges
 from ooc.model.layers.sums import SUMS, aggregated, normalization
 from ooc.model.lowering.assembly import Assembly, Setting, check_matrix, first_line
 from ooc.model.lowering.interpreter import AsItIs, Interpreter, leaves_of
-from ooc.model.lowering.projection import Projection
+from ooc.model.lowering.projection import Linear, Projection
 from ooc.model.lowering.rectified import ExponentialLinear, Rectified, Sigmoidal
 from ooc.model.lowering.symbolic import Calls, small_rows
-from ooc.model.lowering.values import Dense, Linear, Ones, RowCount, Rowwise, Sum, Value
+from ooc.model.lowering.values import Dense, Ones, RowCount, Rowwise, Sum, Value
 from ooc.model.lowering.whole import with_arguments
 from ooc.plan.workload import EdgeData
 
