@@ -22,8 +22,7 @@ from ooc.model.layers import opaque
 from ooc.model.layers.conformance import check_sizes, probe_layer
 from ooc.model.layers.content import Content, digest
 from ooc.model.layers.layer import Layer
-from ooc.model.lowering import interpreter, opened, symbolic, tracing
-from ooc.model.lowering.messages import summed
+from ooc.model.lowering import symbolic
 from ooc.model.lowering.symbolic import Calls
 from ooc.model.lowering.whole import with_arguments
 from ooc.plan import Hardware, Limits, Workload
@@ -41,8 +40,7 @@ _MOST_KNOWN = 100
 def remember(patch: pytest.MonkeyPatch, folder: Path) -> None:
     """Have models and layers that are made alike traced and tried once, and what is alike planned once. A test that
     looks on puts its own in place. ``folder``: of all processes that run tests, for what trying tells."""
-    for module in (tracing, interpreter, opened, summed):
-        patch.setattr(module, "Calls", traced_once)
+    patch.setattr(symbolic, "Calls", traced_once)
     folder.mkdir(exist_ok=True)
     for tried in probe_layer, check_sizes:
         patch.setattr(opaque, tried.__name__, TriedOnce(tried, folder))

@@ -65,15 +65,17 @@ from ooc.model.lowering.symbolic import (
     LINEAR,
     Calls,
     attribute,
+    calls_of,
     join_relations,
     place_in_model,
     place_of_node,
     replaced_functions,
+    small_inputs,
     small_rows,
     writes_in_place,
 )
 from ooc.model.lowering.values import Codes, Dense, Features, Moments, RowCount, Rowwise, Sum, Value
-from ooc.model.lowering.whole import Whole, both_types, side_by_side
+from ooc.model.lowering.whole import Called, Whole, both_types, side_by_side, with_arguments
 from ooc.plan.workload import EdgeData
 
 _OF_ANY_SHAPE = (*LINEAR, *ROWWISE_MODULES)
@@ -96,10 +98,6 @@ _DRAWS = (
     "it draws random numbers; F.dropout does, of torch.ones_like(x) for a mask, of torch.ones(x.size(0), 1) for whole "
     "rows, and torch.randn_like of rows"
 )
-AsItIs = Callable[..., Value]
-"""What a convolution without a formula gives for its arguments."""
-
-
 Known = dict[Any, Any]
 """Rows of values, and parts of moments, that something is computed of, and what has been computed of them so far."""
 
@@ -206,14 +204,13 @@ def placed(error: ModelError, place: str) -> ModelError:
 
 
 class Interpreter:
-    """Runs a trace on values instead of tensors; convolutions without a formula go to ``as_it_is``."""
+    """Runs a trace on values instead of tensors."""
 
-    def __init__(self, whole: nn.Module, assembly: Assembly, as_it_is: AsItIs) -> None:
+    def __init__(self, whole: nn.Module, assembly: Assembly) -> None:
         self._modules = dict(whole.named_modules())
         self._name = type(self._modules.get("model", whole)).__name__
         self.whole = whole
         self._assembly = assembly
-        self._lower_as_it_is = as_it_is
         self.known: dict[fx.Node, Any] = {}
         self._tails: Mapping[fx.Node, Sequence[int]] = {}
         self._drawing: Collection[fx.Node] = ()
@@ -278,14 +275,12 @@ class Interpreter:
     def apply_module(self, module: nn.Module, rows: Value) -> Value:
         """What a module inside a convolution gives, called with rows alone."""
         setting = self._assembly.setting
-        known = module, rows.tail, setting.training
-        if known not in setting.traced:
-            part = nn.Sequential(OrderedDict(model=module))
-            tried = small_rows(rows.tail, dtype=setting.dtype)
-            options: dict[str, Any] = {"training": setting.training, "fewest": setting.fewest}
-            setting.traced[known] = part, Calls(part, type(module).__name__, [tried], **options)
-        part, calls = setting.traced[known]
-        return Interpreter(part, self._assembly, self._lower_as_it_is).run(calls, [rows])
+
+        def made() -> tuple[nn.Module, list[Tensor]]:
+            return nn.Sequential(OrderedDict(model=module)), [small_rows(rows.tail, dtype=setting.dtype)]
+
+        part, calls = calls_of(setting, (module, rows.tail, setting.training), type(module).__name__, made)
+        return Interpreter(part, self._assembly).run(calls, [rows])
 
     # ---- modules -----------------------------------------------------------------------------------------
 
@@ -301,10 +296,7 @@ class Interpreter:
                 args, kwargs = self._as_of_adjacency(module, where, args, kwargs)
             if any(isinstance(one, (OfEdges, Free)) for one in leaves_of((args, kwargs))):
                 return self._with_edges(node, module, where)
-
-            def as_it_is(*call: Any) -> Any:
-                return self._results(node, where, partial(self._lower_as_it_is, module, assembly, *call))
-
+            as_it_is = partial(self._results, node, module)
             return lower_convolution(module, where, args, kwargs, assembly, trace=self.apply_module, as_it_is=as_it_is)
         if any("forward" in replaced_functions(part) for part in module.modules()):
             raise ModelError(f"{where}: another forward than its class's, set on the instance, is not supported")
@@ -377,11 +369,14 @@ class Interpreter:
         if not is_of_rows or any(isinstance(one, OfEdges) for one in leaves_of((args, kwargs))):
             return self._of_edges(node, where)
         args, kwargs = map_aggregate((args, kwargs), lambda one: None if isinstance(one, OneGraph) else one)
-        return self._results(node, where, partial(self._lower_as_it_is, module, self._assembly, where, args, kwargs))
+        return self._results(node, module, where, args, kwargs)
 
-    def _results(self, node: fx.Node, where: str, lower: AsItIs) -> Any:
-        """What ``lower`` gives; where these are several results, those that are asked for, by number or name. They are
-        computed side by side, with one dropout."""
+    def _results(self, node: fx.Node, module: nn.Module, where: str, args: Sequence[Any], kwargs: Known) -> Any:
+        """What a convolution without a formula gives, or another module that looks at edges; where these are several
+        results, those that are asked for, by number or name. They are computed side by side, with one dropout."""
+        from ooc.model.lowering.opened import lower_as_it_is  # which interprets what such a module calls
+
+        lower = partial(lower_as_it_is, module, self._assembly, where, args, kwargs)
         users = [user for user in node.users if user.users]
         asked = [(user.args[1] if user.target is operator.getitem else None, user) for user in users]
         if not asked or not all(type(key) in (int, str) for key, _ in asked):
@@ -474,7 +469,7 @@ class Interpreter:
         if any(isinstance(given[name], OfEdges) for name in of_edges) and not getattr(conv, "cached", False):
             try:
                 with self._assembly.attempt():
-                    return self._lower_as_it_is(conv, self._assembly, where, of_edges, given, within=self)
+                    return self._opened(conv, where, of_edges, given)
             except Exception as error:  # of the user's code, which may raise anything where stand-ins are given
                 if isinstance(error, OocError) and not isinstance(error, ModelError):
                     raise
@@ -485,6 +480,25 @@ class Interpreter:
             more = "; it runs as it is, since what it is given of edges is not what the store has but computed of that"
             is_computed = any(isinstance(one, OfEdges) for one in leaves_of(given))
             raise ModelError(f"{where}: {why}" if why else f"{error}{more * is_computed}") from error
+
+    def _opened(self, conv: MessagePassing, where: str, of_edges: Sequence[str], given: Mapping[str, Any]) -> Value:
+        """What a convolution gives for edges or weights, of these names, that the model computes, by its own calls: as
+        ``gcn_norm`` does, these may look at degrees of sources, which the graph around a row does not tell."""
+        setting, rows = self._assembly.setting, [name for name, one in given.items() if isinstance(one, Value)]
+        names = [*rows, *of_edges]
+        plain = {name: one for name, one in given.items() if name not in names}
+
+        def made() -> tuple[nn.Module, list[Tensor]]:
+            small = dict(zip(("x", "edge_index", "edge_weight"), small_inputs(1, 0, dtype=setting.dtype), strict=False))
+            tried = [small_rows(given[name].tail, dtype=setting.dtype) for name in rows]
+            tried += [small[name] for name in of_edges]
+            return with_arguments(Called, names, conv, names, plain, beside=self.whole), tried
+
+        key = conv, "within", conv.training, str(plain), *((name, given[name].tail) for name in rows), *of_edges
+        whole, calls = calls_of(setting, key, where, made, rows=len(rows), opened=conv)
+        inner = Interpreter(whole, self._assembly)
+        inner.known.update(self.known)  # what is called later has higher numbers
+        return inner.run(calls, [given[name] for name in names])
 
     def _rows_of_edges(self, last: OfEdges, owner: nn.Module, where: str) -> Value:
         """The rows of nodes that ``last`` gives, which runs as it is with all that it depends on; ``owner``: the

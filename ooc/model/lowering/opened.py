@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import degree
 
 from ooc.errors import ModelError, OocError
 from ooc.model.graph import ends_of_edges
-from ooc.model.layers.layer import EdgeInput, Graph, Layer, NoFormulaError, given_as, layer_of, side_by_side
+from ooc.model.layers.layer import EdgeInput, Graph, Layer, NoFormulaError, layer_of
 from ooc.model.layers.opaque import lower_opaque
 from ooc.model.layers.propagation import ADD_UP, COUNTS, OfEdges, lower_propagation
 from ooc.model.lowering.assembly import Assembly, Setting
@@ -29,9 +29,9 @@ from ooc.model.lowering.messages.summed import (
     propagates_as_pyg,
     takes_rows_alone,
 )
-from ooc.model.lowering.symbolic import Calls, small_inputs, small_rows
+from ooc.model.lowering.symbolic import Calls, calls_of, small_inputs, small_rows
 from ooc.model.lowering.values import Codes, RowCount, Value
-from ooc.model.lowering.whole import with_arguments
+from ooc.model.lowering.whole import Called, with_arguments
 from ooc.plan.workload import EdgeData
 
 _WIDER = 1.5
@@ -55,13 +55,9 @@ def lower_as_it_is(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     parts: tuple[Any, ...] = (),
-    within: Interpreter | None = None,
 ) -> Value:
     """What a convolution without a formula gives, or another module that looks at edges, ``parts`` of it side by side
-    if it gives several; ModelError where it can be run neither opened nor as a whole. ``within``: what runs the model,
-    where that computes the edges or weights that the convolution is given, which have the names ``args``."""
-    if within is not None:
-        return _OfCall.within(within, conv, where, kwargs, args, assembly)
+    if it gives several; ModelError where it can be run neither opened nor as a whole."""
     layer, rows = layer_of(conv, where, args, kwargs, parts)
     if assembly.setting.types is not None and layer.relation is None:
         raise layer.refuse("it takes edges of one type; of a graph with edge_type it would take all alike")
@@ -144,75 +140,18 @@ def _calls_of(layer: Layer, setting: Setting, whole: Sequence[Callable[..., Any]
     names = [*layer.rows, layer.edges, *layer.carried]
     arguments = [f"{'x' if at < len(layer.rows) else 'edge'}_{at}" for at in range(len(names))]
     arguments[len(layer.rows)] = "edge_index"
-    opened = with_arguments(_Opened, arguments, layer.module, names, layer)
-    options: dict[str, Any] = {"training": setting.training, "fewest": setting.fewest}
-    options["rows"] = len(layer.rows) - len(layer.codes)
-    return Opened(opened, Calls(opened, layer.where, tried, **options, opened=layer.module, whole=whole))
-
-
-class _Opened(nn.Module):
-    """A convolution that is given so many tensors, by these ``names``, as ``layer`` is called."""
-
-    def __init__(self, conv: nn.Module, names: Sequence[str], layer: Layer) -> None:
-        super().__init__()
-        self.conv = conv
-        self.names, self.ends, self.plain, self.parts = names, layer.ends, layer.plain, layer.parts
-
-    def call(self, *given: Tensor) -> Any:
-        found = self.conv(**given_as(dict(zip(self.names, given, strict=True)), self.ends), **self.plain)
-        return side_by_side(found, self.parts) if self.parts else found
-
-
-class _Called(nn.Module):
-    """``conv`` called with arguments of these ``names``, and with ``plain`` ones; it has what ``whole`` has."""
-
-    def __init__(self, whole: nn.Module, conv: Any, names: Sequence[str], plain: Mapping[str, Any]) -> None:
-        super().__init__()
-        for name, part in whole.named_children():
-            setattr(self, name, part)
-        self.conv, self.names, self.plain, self.flow = conv, names, plain, conv.flow
-
-    def call(self, *given: Tensor) -> Any:
-        return self.conv(**dict(zip(self.names, given, strict=True)), **self.plain)
-
-
-class _OfCall(Interpreter):
-    """Runs what a convolution calls that is given what a model computes of edges."""
-
-    @classmethod
-    def within(
-        cls,
-        outer: Interpreter,
-        conv: Any,
-        where: str,
-        given: Mapping[str, Any],
-        of_edges: Sequence[str],
-        assembly: Assembly,
-    ) -> Value:
-        """What it gives for edges or weights that are computed, by its own calls: as ``gcn_norm`` does, these may look
-        at degrees of sources, which the graph around a row does not tell."""
-        setting, rows = assembly.setting, [name for name, one in given.items() if isinstance(one, Value)]
-        names = [*rows, *of_edges]
-        plain = {name: one for name, one in given.items() if name not in names}
-        key = conv, "within", conv.training, str(plain), *((name, given[name].tail) for name in rows), *of_edges
-        if key not in setting.traced:
-            small = dict(zip(("x", "edge_index", "edge_weight"), small_inputs(1, 0, dtype=setting.dtype), strict=False))
-            tried = [small_rows(given[name].tail, dtype=setting.dtype) for name in rows]
-            tried += [small[name] for name in of_edges]
-            whole = with_arguments(_Called, names, outer.whole, conv, names, plain)
-            options: dict[str, Any] = {"training": setting.training, "fewest": setting.fewest, "rows": len(rows)}
-            setting.traced[key] = whole, Calls(whole, where, tried, **options, opened=conv)
-        whole, calls = setting.traced[key]
-        inner = cls(whole, assembly, lower_as_it_is)
-        inner.known.update(outer.known)  # what is called later has higher numbers
-        return inner.run(calls, [given[name] for name in names])
+    how: dict[str, Any] = {"ends": layer.ends, "parts": layer.parts}
+    opened = with_arguments(Called, arguments, layer.module, names, layer.plain, **how)
+    options: dict[str, Any] = {"rows": len(layer.rows) - len(layer.codes), "opened": layer.module, "whole": whole}
+    key = layer.module, "calls", layer.module.training, layer.kind, layer.relation, *whole
+    return Opened(*calls_of(setting, key, layer.where, lambda: (opened, tried), **options))
 
 
 class _OfConvolution(Interpreter):
     """Runs what a convolution calls: what looks at edges is put by until all of it is computed together."""
 
     def __init__(self, opened: Opened, layer: Layer, assembly: Assembly) -> None:
-        super().__init__(opened.whole, assembly, lower_as_it_is)
+        super().__init__(opened.whole, assembly)
         self._calls, self._sums = opened.calls, opened.sums
         self._conv = layer.module
         self._layer, self._where = layer, layer.where
@@ -254,13 +193,13 @@ class _OfConvolution(Interpreter):
         self._drawn |= drawn
         if step.target == "propagate" and takes_rows_alone(self._conv):
             with suppress(ModelError), self._assembly.attempt():
-                return lower_sum(self._conv, self._where, step, self._assembly, self._lower_as_it_is)
+                return lower_sum(self._conv, self._where, step, self._assembly)
         if any(one.target is gcn_norm for one in step.with_all_before()):
             raise NoFormulaError(f"{self._where}: gcn_norm is computed of all edges")
         rows = {one.space: one for one in self.known.values() if isinstance(one, Value)}
         ends = ends_of_edges(self._layer.relation, flipped=self._layer.flipped)
         if step.target == "propagate":
-            given = self._conv, self._where, step, rows, self._assembly, self._lower_as_it_is
+            given = self._conv, self._where, step, rows, self._assembly
             with nullcontext() if self._sums else suppress(ModelError), self._assembly.attempt():
                 return lower_hoisted(*given, by_formula=self._sums)
         if step.target is degree:

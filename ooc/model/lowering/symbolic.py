@@ -14,8 +14,8 @@ import os
 import random
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from inspect import isfunction
 from pathlib import Path
@@ -39,7 +39,7 @@ from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
 
 from ooc.errors import ModelError
 from ooc.kernels.tensors import fractions
-from ooc.model.lowering.assembly import first_line
+from ooc.model.lowering.assembly import Setting, first_line
 from ooc.model.lowering.norms import NORMS
 from ooc.model.lowering.plain_forwards import GLOBAL_ATTENTIONS, plain_forwards
 from ooc.model.lowering.rowwise import IN_PLACE, VIEWS, WHOLE, assigned
@@ -109,7 +109,7 @@ class Calls:
         self._whole = whole
         self._trained_inputs = rows if training else None
         tracer = self._tracer()
-        with _as_it_was(module) as before, torch.enable_grad(), self._without_functions():
+        with _as_it_was(module) as before, torch.enable_grad(), self._without_functions(), _nothing_recomputed():
             drawn = _random_states()
             try:
                 self.graph = tracer.trace(module)
@@ -167,10 +167,8 @@ class Calls:
             if written and written[0].op == "get_attr":
                 raise self._changes(str(written[0].target).removeprefix("model."))
 
-    @contextmanager
-    def _without_functions(self) -> Iterator[None]:
+    def _without_functions(self) -> AbstractContextManager[Any]:
         """The backward of an autograd.Function is not seen: what it calls forward would be differentiated instead."""
-
         own, as_before = get_ident(), torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 
         def apply(function: type, *args: Any, **kwargs: Any) -> Any:
@@ -178,10 +176,7 @@ class Calls:
                 return as_before(function, *args, **kwargs)
             raise self._refuse(f"{function.__name__} is a torch.autograd.Function, with a backward of its own")
 
-        with ExitStack() as patches:
-            patches.enter_context(mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)))
-            patches.enter_context(_nothing_recomputed())
-            yield
+        return mock.patch.object(torch.autograd.Function, "apply", classmethod(apply))
 
     def _check_gradients(self, without: set[fx.Node]) -> None:
         """Refuse what is called with gradients off although it has some; what has none is the same with them on."""
@@ -250,8 +245,8 @@ class Calls:
         parameters; it stays as it was."""
         given = [one.clone() for one in inputs]
         wanted = [*(rows.requires_grad_(training) for rows in given[: self._rows]), *self._trained]
-        plain = _uncompiled(), _nothing_recomputed(), uncached(self._opened)
         looked_up = {str(node.target) for node in self.nodes if node.op == "get_attr"}
+        plain = _uncompiled(), _nothing_recomputed(), uncached(self._opened)
         with _as_it_was(self._module) as before, ExitStack() as stack, torch.set_grad_enabled(training):
             for one in plain:
                 stack.enter_context(one)
@@ -266,6 +261,18 @@ class Calls:
             upstream = small_rows(result.shape[1:], dtype=result.dtype)[: len(result)]
             gradients = torch.autograd.grad(result, wanted, upstream, allow_unused=True)
         return [result.detach(), *gradients]
+
+
+def calls_of(
+    setting: Setting, key: Hashable, name: str, make: Callable[[], tuple[nn.Module, Sequence[Tensor]]], **options: Any
+) -> tuple[nn.Module, Calls]:
+    """The module that ``make`` gives with what it can be tried on, and its calls; both found once for a ``key``."""
+    if key not in setting.traced:
+        module, tried = make()
+        options = {"training": setting.training, "fewest": setting.fewest} | options
+        setting.traced[key] = module, Calls(module, name, tried, **options)
+    found: tuple[nn.Module, Calls] = setting.traced[key]
+    return found
 
 
 class _Told(fx.Interpreter):
@@ -490,56 +497,41 @@ class _Tracer(fx.Tracer):
         return super().is_leaf_module(m, module_qualified_name)
 
     def trace(self, *args: Any, **kwargs: Any) -> fx.Graph:
-        of_no_length = mock.patch.object(fx.Proxy, "__len__", _no_length)
-        grouped = mock.patch.object(hetero_conv, "group", _group_in_one_call)
-        put = mock.patch.multiple(fx.Proxy, __setitem__=_assign, __setattr__=_put, create=True, **_NUMBERS)
-        told = mock.patch.object(builtins, "isinstance", _is_instance_or_stands_in)
-        unchecked = mock.patch.object(Aggregation, "__call__", lambda self, *a, **k: nn.Module.__call__(self, *a, **k))
-        unasked = nullcontext() if self._opened else unchecked  # for numbers of rows and edges
-        with (
-            grouped,
-            put,
-            unasked,
-            plain_forwards(),
-            _uncompiled(),
-            of_no_length,
-            self._making(),
-            self._opening(args[0]),
-            told,
-        ):
+        with ExitStack() as stack:
+            for patch in self._patches(args[0]):
+                stack.enter_context(patch)
             graph = super().trace(*args, **kwargs)
         for node in reversed(list(graph.nodes)):
             if node in self._asked and not node.users:
                 graph.erase_node(node)
         return graph
 
-    @contextmanager
-    def _making(self) -> Iterator[None]:
-        """Within it torch makes tensors of as many rows as a stand-in has."""
-        with ExitStack() as stack:
-            for name in ("full", "ones", "zeros"):
-                f = getattr(torch, name)
-                stack.enter_context(mock.patch.object(torch, name, partial(self._call, f, "call_function", f)))
-            yield
-
-    @contextmanager
-    def _opening(self, root: nn.Module) -> Iterator[None]:
-        """Within it what a convolution computes of edges by its own functions, or by PyG's, is one call, and it caches
-        nothing; so is what a model computes of its edges."""
+    def _patches(self, root: nn.Module) -> Iterator[AbstractContextManager[Any]]:
+        """Within these torch makes tensors of as many rows as a stand-in has. What a convolution computes of edges by
+        its own functions, or by PyG's, is one call, and it caches nothing; so is what a model computes of its edges."""
+        yield mock.patch.object(hetero_conv, "group", _group_in_one_call)
+        yield mock.patch.multiple(fx.Proxy, __setitem__=_assign, __setattr__=_put, create=True, **_NUMBERS)
+        if self._opened is None:  # for numbers of rows and edges
+            yield mock.patch.object(Aggregation, "__call__", lambda self, *a, **k: nn.Module.__call__(self, *a, **k))
+        yield plain_forwards()
+        yield _uncompiled()
+        yield mock.patch.object(fx.Proxy, "__len__", _no_length)
+        for name in ("full", "ones", "zeros"):
+            f = getattr(torch, name)
+            yield mock.patch.object(torch, name, partial(self._call, f, "call_function", f))
         of = root if self._opened is None else self._opened
         kinds = {kind for part in of.modules() for kind in type(part).__mro__}
         names = {one.__module__ for one in (*kinds, GCNConv, utils.get_laplacian)}
         modules = [sys.modules[name] for name in names & sys.modules.keys()]
         found = [(one, name, f) for one in modules for name, f in [*vars(one).items()]]
-        found = [(one, name, f) for one, name, f in found if isfunction(f) and f in self._of_edges]
-        with ExitStack() as stack:
-            for owner, name, f in found:
-                stack.enter_context(mock.patch.object(owner, name, partial(self._call_of_edges, f)))
-            for name in OF_BOTH_ENDS if isinstance(self._opened, MessagePassing) else ():
-                f = partial(self._call, getattr(self._opened, name).__func__, "call_method", name, self._opened)
-                stack.enter_context(mock.patch.object(self._opened, name, f))
-            stack.enter_context(uncached(self._opened))
-            yield
+        for owner, name, f in found:
+            if isfunction(f) and f in self._of_edges:
+                yield mock.patch.object(owner, name, partial(self._call_of_edges, f))
+        for name in OF_BOTH_ENDS if isinstance(self._opened, MessagePassing) else ():
+            f = partial(self._call, getattr(self._opened, name).__func__, "call_method", name, self._opened)
+            yield mock.patch.object(self._opened, name, f)
+        yield uncached(self._opened)
+        yield mock.patch.object(builtins, "isinstance", _is_instance_or_stands_in)
 
     def _call_of_edges(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._opened is None and not self._are_of_edges(args, kwargs):
@@ -837,15 +829,12 @@ def _uncompiled() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def uncached(conv: nn.Module | None) -> Iterator[None]:
+def uncached(conv: nn.Module | None) -> AbstractContextManager[Any]:
     """Within it one of PyG's convolutions neither keeps what it makes of edges nor has it from an earlier call, which
     may have been of another graph."""
-    with ExitStack() as stack:
-        for name in [*vars(conv)] if isinstance(getattr(conv, "cached", None), bool) else []:
-            if name == "cached" or name.startswith("_cached"):
-                stack.enter_context(mock.patch.object(conv, name, False if name == "cached" else None))
-        yield
+    names = [*vars(conv)] if isinstance(getattr(conv, "cached", None), bool) else []
+    kept = dict.fromkeys(name for name in names if name.startswith("_cached")) | ({"cached": False} if names else {})
+    return mock.patch.multiple(conv, **kept) if kept else nullcontext()
 
 
 def _nothing_recomputed() -> Any:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from threading import RLock
 from traceback import walk_tb
 from types import CodeType
@@ -25,9 +26,8 @@ from ooc.errors import ModelError, OocError
 from ooc.model.layers.layer import ARGUMENTS, EdgeInput, EdgeKinds, Graph
 from ooc.model.lowering.assembly import Assembly, Inputs, Results, Setting, first_line
 from ooc.model.lowering.interpreter import Interpreter, placed, reason_of
-from ooc.model.lowering.opened import lower_as_it_is
 from ooc.model.lowering.symbolic import (
-    Calls,
+    calls_of,
     place_in_model,
     small_inputs,
     small_inputs_of_relations,
@@ -181,31 +181,25 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
             for module, training in modes:
                 module.training &= training
         results = setting.results if setting.training else Results.FIRST
-        known = model, setting.training, results
-        if known not in setting.traced:
-            whole, tried = way.on_small_rows(model, setting, results, () if way.numbered else spaces)
-            trained_rows = len(columns) if setting.embedding_columns else 0
-            options: dict[str, Any] = {"training": setting.training, "fewest": setting.fewest}
-            calls = Calls(whole, kind, tried, **options, rows=trained_rows)
-            setting.traced[known] = whole, calls
-        whole, calls = setting.traced[known]
+        made = partial(way.on_small_rows, model, setting, results, () if way.numbered else spaces)
+        trained_rows = len(columns) if setting.embedding_columns else 0
+        whole, calls = calls_of(setting, (model, setting.training, results), kind, made, rows=trained_rows)
         assembly.cut_off, assembly.reached = calls.cut_off, calls.reached
         assembly.inputs_cut_off = frozenset(name for at, name in enumerate(columns) if at in calls.inputs_cut_off)
-        if types is not None:
-            edges: list[Any] = [Graph(), EdgeKinds()]
-            if not way.numbered:
-                edges = [Graph(relation=one) for one in types.edges]
-                edges += [EdgeInput(data, one) for data, one, _ in _carried_by_types(types, way.taken)]
-            found = Interpreter(whole, assembly, lower_as_it_is).run(calls, [*map(assembly.features, columns), *edges])
-            for space, rows_of in zip(spaces, (found, assembly.second), strict=False):
-                if rows_of is None or rows_of.space != space:
-                    rows = "nothing" if rows_of is None else f"rows of {rows_of.space!r}"
-                    raise ModelError(f"model {kind} gives {rows}, needed are those of {space!r}")
-            return found
-        inputs = [EdgeInput(data) for data in (EdgeData.WEIGHT, EdgeData.FEATURES)]
-        calling = Interpreter(whole, assembly, lower_as_it_is)
-        found = calling.run(calls, [assembly.features(), Graph(), *inputs])
-        assembly.traced = calls.graph, calling.known, calls.constants
+        edges: list[Any] = [Graph(), EdgeInput(EdgeData.WEIGHT), EdgeInput(EdgeData.FEATURES)]
+        if types is not None and way.numbered:
+            edges = [Graph(), EdgeKinds()]
+        elif types is not None:
+            edges = [Graph(relation=one) for one in types.edges]
+            edges += [EdgeInput(data, one) for data, one, _ in _carried_by_types(types, way.taken)]
+        calling = Interpreter(whole, assembly)
+        found = calling.run(calls, [*map(assembly.features, columns), *edges])
+        if types is None:
+            assembly.traced = calls.graph, calling.known, calls.constants
+        for space, rows_of in zip(spaces, (found, assembly.second), strict=False):
+            if rows_of is None or rows_of.space != space:
+                rows = "nothing" if rows_of is None else f"rows of {rows_of.space!r}"
+                raise ModelError(f"model {kind} gives {rows}, needed are those of {space!r}")
         return found
     except Exception as error:
         where = place_in_model(reversed([*walk_tb(error.__traceback__)]))

@@ -7,6 +7,7 @@ outputs is wanted of the nodes that were found within ``d`` hops of the seeds, w
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Self
 
@@ -65,20 +66,20 @@ class Trimmed(nn.Module):
         return found
 
 
+@dataclass(frozen=True)
 class _Plan:
     """The calls of a model, and of each the distance to the outputs: of what it gives (``after``), and of what it
     reads (``before``), more where it goes along edges. ``known``: what each stands for."""
 
-    def __init__(
-        self,
-        graph: fx.Graph,
-        known: Mapping[fx.Node, Any],
-        after: Mapping[fx.Node, int],
-        before: Mapping[fx.Node, int],
-        constants: dict[str, Tensor],
-    ) -> None:
-        self.graph, self.known, self.after, self.before, self.constants = graph, known, after, before, constants
-        self.modules = list(dict.fromkeys(str(node.target) for node in after if node.op == "call_module"))
+    graph: fx.Graph
+    known: Mapping[fx.Node, Any]
+    after: Mapping[fx.Node, int]
+    before: Mapping[fx.Node, int]
+    constants: dict[str, Tensor]
+
+    @property
+    def modules(self) -> list[str]:
+        return list(dict.fromkeys(str(node.target) for node in self.after if node.op == "call_module"))
 
     def __deepcopy__(self, memo: object) -> Self:
         return self  # of the module's copy it says the same

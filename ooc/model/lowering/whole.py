@@ -13,6 +13,8 @@ from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data, HeteroData
 
 from ooc.errors import ModelError
+from ooc.model.layers.layer import given_as
+from ooc.model.layers.layer import side_by_side as parts_side_by_side
 from ooc.model.lowering.assembly import Inputs, Results
 
 ROWS, EDGES = "rows", "edges"
@@ -66,6 +68,34 @@ class Whole(nn.Module):
             self.model, rows, edges, arguments, inputs=self.inputs, by_name=self.by_name, data=left_out
         )
         return chosen(output, self.results, self.spaces)
+
+
+class Called(nn.Module):
+    """``conv``, or its ``function`` of this name, called with tensors by ``names``, as ``ends`` say (``given_as``), and
+    with what is ``plain``; of several results it gives these ``parts``. It has what is in the module ``beside``, too.
+    """
+
+    def __init__(
+        self,
+        conv: nn.Module,
+        names: Sequence[str],
+        plain: Mapping[str, Any],
+        *,
+        function: str = "__call__",
+        ends: Mapping[str, tuple[str | None, str | None]] | None = None,
+        parts: Sequence[Any] = (),
+        beside: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        for name, part in () if beside is None else beside.named_children():
+            setattr(self, name, part)
+        self.conv, self.flow = conv, getattr(conv, "flow", "source_to_target")
+        self.names, self.plain, self.function, self.ends, self.parts = names, plain, function, ends or {}, parts
+
+    def call(self, *given: Tensor) -> Any:
+        arguments = given_as(dict(zip(self.names, given, strict=True)), self.ends)
+        found = getattr(self.conv, self.function)(**arguments, **self.plain)
+        return parts_side_by_side(found, self.parts) if self.parts else found
 
 
 def called_with(
@@ -157,17 +187,10 @@ class _NotGiven:
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise next(_not_given(one.name) for one in tree_leaves((args, kwargs)) if isinstance(one, cls))
 
-    def __fx_create_arg__(self, tracer: fx.Tracer) -> Any:
+    def _refuse(self, *asked: Any) -> Any:
         raise _not_given(self.name)
 
-    def __getattr__(self, name: str) -> Any:
-        raise _not_given(self.name)
-
-    def __bool__(self) -> bool:
-        raise _not_given(self.name)
-
-    def __getitem__(self, key: Any) -> Any:
-        raise _not_given(self.name)
+    __fx_create_arg__ = __getattr__ = __bool__ = __getitem__ = _refuse
 
 
 def as_data(

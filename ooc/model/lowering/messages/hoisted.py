@@ -33,7 +33,7 @@ from ooc.model.layers.layer import Call, EdgeInput, Graph, NoFormulaError
 from ooc.model.layers.propagation import OfEdges, lower_propagation
 from ooc.model.layers.sums import SUMS
 from ooc.model.lowering.assembly import Assembly
-from ooc.model.lowering.interpreter import AsItIs, Free, Interpreter, activation_of, leaves_of, parameter_of
+from ooc.model.lowering.interpreter import Free, Interpreter, activation_of, leaves_of, parameter_of
 from ooc.model.lowering.messages.summed import (
     MULTIPLY,
     PLAIN,
@@ -110,7 +110,6 @@ def lower_hoisted(
     last: OfEdges,
     like: Mapping[str, Value],
     assembly: Assembly,
-    as_it_is: AsItIs,
     *,
     by_formula: bool,
 ) -> Value:
@@ -122,7 +121,7 @@ def lower_hoisted(
         raise NoFormulaError(f"{where}: it has a propagate of its own")
     if not all(one is None or isinstance(one, RowCount) for one in leaves_of(sizes)):
         raise NoFormulaError(f"{where}: it is told how many rows there are")
-    message = _OfMessage(conv, where, given, last, index, assembly, as_it_is)
+    message = _OfMessage(conv, where, given, last, index, assembly)
     found = message.by_formula(like)
     if found is None and (by_formula or assembly.setting.types is not None):
         raise NoFormulaError(f"{where}: its messages are no edge function")
@@ -145,7 +144,6 @@ class _OfMessage(Interpreter):
         last: OfEdges,
         index: Any,
         assembly: Assembly,
-        as_it_is: AsItIs,
     ) -> None:
         plain, rows, edges = dict[str, Any](), dict[str, _OfEnds](), dict[str, _OfEnds]()
         tails, carried_tails = list[tuple[int, ...]](), list[tuple[int, ...]]()
@@ -166,7 +164,7 @@ class _OfMessage(Interpreter):
         inputs, setting = rows | edges, assembly.setting
         tails += carried_tails
         whole, self._calls = calls_of_message(conv, where, plain, tails, [*inputs], setting, rows=len(rows))
-        super().__init__(whole, assembly, as_it_is)
+        super().__init__(whole, assembly)
         self._where, self._index, self._conv = where, index, conv
         self._number = last.number
         self._steps: dict[Any, OfEdges] = {}

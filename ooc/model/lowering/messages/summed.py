@@ -27,12 +27,12 @@ from ooc.model.layers.layer import Call, EdgeInput, Graph, NoFormulaError
 from ooc.model.layers.propagation import OfEdges
 from ooc.model.layers.sums import SUMS, aggregated, normalization
 from ooc.model.lowering.assembly import Assembly, Setting, check_matrix, first_line
-from ooc.model.lowering.interpreter import AsItIs, Interpreter, leaves_of
+from ooc.model.lowering.interpreter import Interpreter, leaves_of
 from ooc.model.lowering.projection import Linear, Projection
 from ooc.model.lowering.rectified import ExponentialLinear, Rectified, Sigmoidal
-from ooc.model.lowering.symbolic import Calls, small_rows
+from ooc.model.lowering.symbolic import Calls, calls_of, small_rows
 from ooc.model.lowering.values import Dense, Ones, RowCount, Rowwise, Sum, Value
-from ooc.model.lowering.whole import with_arguments
+from ooc.model.lowering.whole import Called, with_arguments
 from ooc.plan.workload import EdgeData
 
 _BY_ROWS = (Dense, ExponentialLinear, Linear, Projection, Rectified, Rowwise, Sigmoidal, Sum)
@@ -106,7 +106,7 @@ class _Edges:
         return EdgeInput(EdgeData.WEIGHT, self.graph.relation)
 
 
-def lower_sum(conv: Any, where: str, last: OfEdges, assembly: Assembly, as_it_is: AsItIs) -> Value:
+def lower_sum(conv: Any, where: str, last: OfEdges, assembly: Assembly) -> Value:
     """What ``last``, a call of its ``propagate``, gives for every row. ModelError where that is no such sum."""
     (_, index, *sizes), given = last.args, dict(last.kwargs)
     sizes.append(given.pop("size", None))
@@ -127,7 +127,7 @@ def lower_sum(conv: Any, where: str, last: OfEdges, assembly: Assembly, as_it_is
         else:
             inputs[name] = weight
             factors = [] if _are_weights(one, edges) else _factors(where, one, edges)
-    message = _OfMessage(conv, where, plain, inputs, assembly, as_it_is)
+    message = _OfMessage(conv, where, plain, inputs, assembly)
     at_targets = conv.flow == "target_to_source"
     flipped = edges.graph.flipped != at_targets
     weighted = edges.scaling in _WEIGHTED if edges.scaling else message.weighs and not factors
@@ -265,18 +265,6 @@ def of_end(conv: Any, given: Mapping[str, Any], name: str) -> tuple[Any, int | N
     return one, end
 
 
-class _Message(nn.Module):
-    """Calls ``message`` with tensors by their ``names``, and what is ``plain``."""
-
-    def __init__(self, conv: Any, names: Sequence[str], plain: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.conv = conv
-        self.names, self.plain = names, plain
-
-    def call(self, *given: Tensor) -> Any:
-        return self.conv.message(**dict(zip(self.names, given, strict=True)), **self.plain)
-
-
 def check_by_rows(where: str, found: Value, known: Collection[Any]) -> None:
     """ModelError unless rows come of the same rows of ``known`` and nothing else."""
     waiting = [found]
@@ -313,21 +301,20 @@ def calls_of_message(
     """What ``message`` calls, given rows of these ``tails`` by ``names``, of which the first ``rows`` have gradients;
     and a module that holds ``conv`` and calls it."""
     key = conv, "message", conv.training, str((tails, names, plain, rows))
-    if key not in setting.traced:
+    options: dict[str, Any] = {"fewest": (min(setting.fewest),) * 2, "opened": None if rows is None else conv}
+    options["rows"] = len(tails) if rows is None else rows
+
+    def made() -> tuple[nn.Module, list[Tensor]]:
         arguments = [f"x_{at}" for at in range(len(names))]
-        whole = with_arguments(_Message, arguments, conv, names, plain)
-        tried = [small_rows(tail, dtype=setting.dtype) for tail in tails]
-        options: dict[str, Any] = {"training": setting.training, "fewest": (min(setting.fewest),) * 2}
-        options["rows"] = len(tried) if rows is None else rows
-        try:
-            calls = Calls(whole, where, tried, **options, opened=None if rows is None else conv)
-        except ModelError:
-            raise
-        except Exception as error:  # of the user's code, which may raise anything where stand-ins are given
-            raise NoFormulaError(f"{where}: its message cannot be traced: {first_line(error)}") from error
-        setting.traced[key] = whole, calls
-    found: tuple[nn.Module, Calls] = setting.traced[key]
-    return found
+        whole = with_arguments(Called, arguments, conv, names, plain, function="message")
+        return whole, [small_rows(tail, dtype=setting.dtype) for tail in tails]
+
+    try:
+        return calls_of(setting, key, where, made, **options)
+    except ModelError:
+        raise
+    except Exception as error:  # of the user's code, which may raise anything where stand-ins are given
+        raise NoFormulaError(f"{where}: its message cannot be traced: {first_line(error)}") from error
 
 
 class _OfMessage(Interpreter):
@@ -340,12 +327,11 @@ class _OfMessage(Interpreter):
         plain: Mapping[str, Any],
         inputs: Mapping[str, Any],
         assembly: Assembly,
-        as_it_is: AsItIs,
     ) -> None:
         setting, of_weight = assembly.setting, {_VECTOR: (), _COLUMN: (1,)}
         tails = [one.tail if isinstance(one, Value) else of_weight[one] for one in inputs.values()]
         whole, calls = calls_of_message(conv, where, plain, tails, [*inputs], setting)
-        super().__init__(whole, assembly, as_it_is)
+        super().__init__(whole, assembly)
         self.weighs = False
         self.rows = self.run(calls, [*inputs.values()])
         check_matrix(self.rows)
