@@ -654,9 +654,11 @@ class Interpreter:
             first, self._assembly.second = args
             return first
         if target is operator.getitem:
-            self._check_all_rows(name, *args)
-            if _is_of_all(*args):
-                return args[0]
+            source, key = args
+            self._check_all_rows(name, source, key)
+            of_all = isinstance(source, Value) and key == slice(None, RowCount(source))  # as many as there are
+            if of_all and key.stop.of.space == source.space:
+                return source
         of_rows = target in ("split", torch.split) and isinstance(args[0], Value)
         if of_rows and kwargs.get("dim", (args[2:] or [0])[0]) in (0, -1 - len(args[0].tail)):
             raise ModelError(f"{name} looks across rows: how many are in a part says where they lie")
@@ -1070,13 +1072,6 @@ def _root(numbers: Tensor, power: float) -> Tensor:
     """With a gradient of 0 at 0, as torch's norms and deviations have."""
     is_zero = numbers == 0
     return torch.where(is_zero, numbers, torch.where(is_zero, 1.0, numbers) ** (1 / power))
-
-
-def _is_of_all(rows: Any, key: Any) -> bool:
-    """Whether it is a slice of as many rows as there are."""
-    if not isinstance(rows, Value) or not isinstance(key, slice) or not isinstance(key.stop, RowCount):
-        return False
-    return key.start is key.step is None and key.stop.of.space == rows.space
 
 
 def _called(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], rows: Tensor) -> Any:

@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, partial
 from inspect import isfunction
 from pathlib import Path
@@ -72,6 +73,7 @@ _NOT_THE_MODEL = tuple(
 )
 
 
+@dataclass(eq=False, repr=False)
 class Calls:
     """The calls of ``module``, in order, as the ``nodes`` of a ``graph``, inputs first; ``constants``: tensors that its
     forward makes. ``name``: of the module, for refusals. ``training``: gradients will be wanted. ``inputs``: what it
@@ -83,32 +85,24 @@ class Calls:
     many rows and edges the graph has at least.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        name: str,
-        inputs: Sequence[Tensor],
-        *,
-        training: bool,
-        fewest: tuple[int, int],
-        rows: int = 1,
-        opened: nn.Module | None = None,
-        whole: Collection[Callable[..., Any]] = (),
-    ) -> None:
-        self._module = module
-        self._fewest = fewest
-        self._opened = opened
-        self._name = name
-        self.cut_off: list[nn.Parameter] = []
-        self.reached: list[nn.Parameter] = []
-        self.inputs_cut_off: set[int] = set()
-        self.tails: dict[fx.Node, tuple[int, ...]] = {}
-        self.drawing: set[fx.Node] = set()
-        self._rows = rows
-        self._inputs = inputs
-        self._whole = whole
-        self._trained_inputs = rows if training else None
-        tracer = self._tracer()
+    module: nn.Module
+    name: str
+    inputs: Sequence[Tensor]
+    _: KW_ONLY
+    training: bool
+    fewest: tuple[int, int]
+    rows: int = 1
+    opened: nn.Module | None = None
+    whole: Collection[Callable[..., Any]] = ()
+    cut_off: list[nn.Parameter] = field(init=False, default_factory=list)
+    reached: list[nn.Parameter] = field(init=False, default_factory=list)
+    inputs_cut_off: set[int] = field(init=False, default_factory=set)
+    tails: dict[fx.Node, tuple[int, ...]] = field(init=False, default_factory=dict)
+    drawing: set[fx.Node] = field(init=False, default_factory=set)
+
+    def __post_init__(self) -> None:
+        module = self.module
+        tracer = _Tracer(self)
         with _as_it_was(module) as before, torch.enable_grad(), self._without_functions(), _nothing_recomputed():
             drawn = _random_states()
             try:
@@ -127,9 +121,9 @@ class Calls:
         self._check_written()
         vars(module).update(constants)  # tensors that forward makes, which the calls refer to
         self.constants = constants
-        if training:
+        if self.training:
             self._check_gradients(tracer.without_gradients)
-        self._check_results(inputs, training=training)
+        self._check_results()
 
     def __repr__(self) -> str:
         """All that tells them from others but for dropout's options, which the masks that it makes tell of."""
@@ -140,18 +134,15 @@ class Calls:
             lines.append(f"{node.name} = {node.op} {node.target} {given}")
         return "\n".join((*lines, *(f"{name} = {one.dtype} {one.tolist()}" for name, one in self.constants.items())))
 
-    def _tracer(self) -> "_Tracer":
-        return _Tracer(self._inputs, self._name, self._opened, self._whole, self._trained_inputs, self._fewest)
-
     def _refuse(self, why: str) -> ModelError:
-        return ModelError(f"model {self._name} is not supported: {why}")
+        return ModelError(f"model {self.name} is not supported: {why}")
 
     def _changes(self, what: str) -> ModelError:
         return self._refuse(f"its forward changes its {what}{_ONCE}")
 
     def _check_again(self) -> None:
         """Refuse a module that calls something else the second time. A stand-in of the first time is none then."""
-        for node in (again := self._tracer().trace(self._module)).nodes:
+        for node in (again := _Tracer(self).trace(self.module)).nodes:
             for kept in node.all_input_nodes:
                 if kept.graph is not again:
                     raise self._refuse(f"{kept.name} is kept from an earlier forward pass")
@@ -180,13 +171,13 @@ class Calls:
 
     def _check_gradients(self, without: set[fx.Node]) -> None:
         """Refuse what is called with gradients off although it has some; what has none is the same with them on."""
-        modules, trained = dict(self._module.named_modules()), set[fx.Node]()
+        modules, trained = dict(self.module.named_modules()), set[fx.Node]()
         for node in self.nodes:
             own: list[Any] = []
             if node.op == "call_module":
                 own = list(modules[str(node.target)].parameters())
             elif node.op == "get_attr":
-                own = [attribute(self._module, str(node.target))]
+                own = [attribute(self.module, str(node.target))]
             if any(getattr(o, "requires_grad", False) for o in own) or trained.intersection(node.all_input_nodes):
                 if node in without:
                     what = str(node.target if node.op == "call_module" else node.name).removeprefix("model.")
@@ -197,27 +188,27 @@ class Calls:
                 if node.target not in ("detach", torch.detach):
                     trained.add(node)
 
-    def _check_results(self, inputs: Sequence[Tensor], *, training: bool) -> None:
+    def _check_results(self) -> None:
         """Refuse a module that gives something else than its calls do, or in training has other gradients. What cannot
         be run on ``inputs`` at all is not compared."""
-        is_whole = any(node.target in WHOLE for node in self.nodes)
+        inputs, is_whole = self.inputs, any(node.target in WHOLE for node in self.nodes)
         if is_whole:
             inputs = [(one > 0).to(one.dtype) if one.is_floating_point() else one for one in inputs]
         try:
-            expected = self._run(self._module, inputs, training=training)
+            expected = self._run(self.module, inputs)
             if not is_whole and any(one is not None and one.isnan().any() for one in expected):
                 inputs = [fractions(one) if one.is_floating_point() else one for one in inputs]
-                expected = self._run(self._module, inputs, training=training)
+                expected = self._run(self.module, inputs)
         except ModelError:
             raise
         except Exception:
-            if self._opened is not None:
+            if self.opened is not None:
                 raise
             return
-        calls = _Told(self._module, inputs[0].dtype, graph=self.graph)
+        calls = _Told(self.module, inputs[0].dtype, graph=self.graph)
         calls.extra_traceback = False
         try:
-            found = self._run(calls.run, inputs, training=training)
+            found = self._run(calls.run, inputs)
         except Exception as error:
             raise self._refuse(f"what its forward calls cannot be called again: {first_line(error)}") from error
         self.tails, self.drawing = calls.tails, calls.drawing
@@ -229,25 +220,25 @@ class Calls:
             )
         if not _same(found, expected):
             raise self._refuse("its gradients are not those of what its forward calls; it has a backward of its own")
-        if training:
-            gradients = expected[1:] or [None] * (self._rows + len(self._trained))
-            self.inputs_cut_off = {at for at in range(self._rows) if gradients[at] is None}
-            pairs = [*zip(self._trained, gradients[self._rows :], strict=True)]
+        if self.training:
+            gradients = expected[1:] or [None] * (self.rows + len(self._trained))
+            self.inputs_cut_off = {at for at in range(self.rows) if gradients[at] is None}
+            pairs = [*zip(self._trained, gradients[self.rows :], strict=True)]
             self.cut_off = [parameter for parameter, found in pairs if found is None]
             self.reached = [parameter for parameter, found in pairs if found is not None]
 
     @property
     def _trained(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self._module.parameters() if parameter.requires_grad]
+        return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
 
-    def _run(self, module: Callable[..., Any], inputs: Sequence[Tensor], *, training: bool) -> list[Tensor | None]:
+    def _run(self, module: Callable[..., Any], inputs: Sequence[Tensor]) -> list[Tensor | None]:
         """What ``module`` gives for ``inputs``, in training with the gradients of the rows among them and of the
         parameters; it stays as it was."""
         given = [one.clone() for one in inputs]
-        wanted = [*(rows.requires_grad_(training) for rows in given[: self._rows]), *self._trained]
+        wanted = [*(rows.requires_grad_(self.training) for rows in given[: self.rows]), *self._trained]
         looked_up = {str(node.target) for node in self.nodes if node.op == "get_attr"}
-        plain = _uncompiled(), _nothing_recomputed(), uncached(self._opened)
-        with _as_it_was(self._module) as before, ExitStack() as stack, torch.set_grad_enabled(training):
+        plain = _uncompiled(), _nothing_recomputed(), uncached(self.opened)
+        with _as_it_was(self.module) as before, ExitStack() as stack, torch.set_grad_enabled(self.training):
             for one in plain:
                 stack.enter_context(one)
             for generator in (torch.default_generator, *torch.cuda.default_generators):
@@ -256,7 +247,7 @@ class Calls:
             for name, buffer, value in before.buffers:
                 if name in looked_up and not torch.equal(buffer, value):
                     raise self._changes(f"buffer {name.removeprefix('model.')}")
-            if not isinstance(result, Tensor) or not (training and result.requires_grad):
+            if not isinstance(result, Tensor) or not (self.training and result.requires_grad):
                 return [result.detach() if isinstance(result, Tensor) else None]
             upstream = small_rows(result.shape[1:], dtype=result.dtype)[: len(result)]
             gradients = torch.autograd.grad(result, wanted, upstream, allow_unused=True)
@@ -269,8 +260,8 @@ def calls_of(
     """The module that ``make`` gives with what it can be tried on, and its calls; both found once for a ``key``."""
     if key not in setting.traced:
         module, tried = make()
-        options = {"training": setting.training, "fewest": setting.fewest} | options
-        setting.traced[key] = module, Calls(module, name, tried, **options)
+        every: dict[str, Any] = {"training": setting.training, "fewest": setting.fewest} | options
+        setting.traced[key] = module, Calls(module, name, tried, **every)
     found: tuple[nn.Module, Calls] = setting.traced[key]
     return found
 
@@ -433,25 +424,15 @@ class _Tracer(fx.Tracer):
 
     proxy_buffer_attributes = True
 
-    def __init__(
-        self,
-        inputs: Sequence[Tensor],
-        name: str,
-        opened: nn.Module | None,
-        whole: Collection[Callable[..., Any]],
-        trained: int | None,
-        fewest: tuple[int, int],
-    ) -> None:
+    def __init__(self, calls: Calls) -> None:
         super().__init__()
-        self._more = {*_MORE, (min(0, fewest[0] - _NODES), min(0, fewest[1] - _EDGES))}
-        self._trained = trained
-        self._opened = opened
-        self._of_edges = {*_functions_of_edges(), *whole}
-        self._name = name
+        self._name, self._inputs, self._opened = calls.name, calls.inputs, calls.opened
+        self._trained = calls.rows if calls.training else None
+        self._more = {*_MORE, (min(0, calls.fewest[0] - _NODES), min(0, calls.fewest[1] - _EDGES))}
+        self._of_edges = {*_functions_of_edges(), *calls.whole}
         self.without_gradients: set[fx.Node] = set()
-        self._inputs = inputs
-        self._counts = {one.shape[0 if one.is_floating_point() else -1] for one in inputs}
-        self._edges = {one.shape[1] for one in inputs if not one.is_floating_point() and one.dim() == 2}
+        self._counts = {one.shape[0 if one.is_floating_point() else -1] for one in self._inputs}
+        self._edges = {one.shape[1] for one in self._inputs if not one.is_floating_point() and one.dim() == 2}
         self._samples: dict[fx.Node, Any] = {}
         self._traced_in = get_ident()
         """The thread, as others meet torch.fx's wrappers of ``nn.Module``, too; 0 while samples are computed. Taking
@@ -833,7 +814,9 @@ def uncached(conv: nn.Module | None) -> AbstractContextManager[Any]:
     """Within it one of PyG's convolutions neither keeps what it makes of edges nor has it from an earlier call, which
     may have been of another graph."""
     names = [*vars(conv)] if isinstance(getattr(conv, "cached", None), bool) else []
-    kept = dict.fromkeys(name for name in names if name.startswith("_cached")) | ({"cached": False} if names else {})
+    kept: dict[str, Any] = dict.fromkeys(name for name in names if name.startswith("_cached")) | (
+        {"cached": False} if names else {}
+    )
     return mock.patch.multiple(conv, **kept) if kept else nullcontext()
 
 
@@ -856,7 +839,12 @@ class Before:
 
     def __init__(self, module: nn.Module) -> None:
         self._modules = [
-            (name, one, dict(vars(one)), {key: _copied(value) for key, value in vars(one).items()})
+            (
+                name,
+                one,
+                dict(vars(one)),
+                {key: _copied(value) for key, value in vars(one).items()},
+            )
             for name, one in module.named_modules()
         ]
         """By name: it, its attributes, and copies of these."""

@@ -9,7 +9,6 @@ import inspect
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from threading import RLock
 from traceback import walk_tb
@@ -35,7 +34,7 @@ from ooc.model.lowering.symbolic import (
     uncached,
 )
 from ooc.model.lowering.values import Value
-from ooc.model.lowering.whole import EDGES, ROWS, Whole, counts_of, with_arguments
+from ooc.model.lowering.whole import EDGES, ROWS, Way, Whole, counts_of, with_arguments
 from ooc.plan.workload import EdgeData
 from ooc.storage.types import EdgeType, Types
 
@@ -53,87 +52,71 @@ _NOT_OF_ONE_GRAPH = {
 _NAMES_OF_DATA = ("data", "batch", "batched_data", "graph", "g")
 
 
-@dataclass(frozen=True)
-class _Way:
-    """How a model is called: with the graph ``as_data``, or rows, edges and what it has ``taken`` of what these carry,
-    by the names of its arguments; with types' numbers of edges (``numbered``), and told which graph rows are of
-    (``batch``); ``inputs``: what rows are made of, those that it has no argument for without a name; ``by_name``: the
-    arguments that are rows and edges, where they are not the first two."""
-
-    as_data: bool
-    taken: dict[EdgeData, str]
-    numbered: bool
-    batch: bool
-    inputs: Inputs
-    by_name: tuple[str, ...]
-
-    @classmethod
-    def of(cls, model: nn.Module, setting: Setting) -> "_Way":
-        """ModelError where its forward takes something else."""
-        kind, types = type(model).__name__, setting.types
-        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            raise ModelError(f"{kind} is not supported: give the model in it, its module")
-        for path, part in model.named_modules():
-            if type(part).__module__.startswith("torch_geometric.nn.pool."):
-                raise ModelError(
-                    f"{type(part).__name__} ({path}): which nodes are kept, or put together, depends on all of the "
-                    "graph; of many small graphs ooc.GraphTrainer trains such models"
-                )
-        as_data = takes_data(model)
-        taken = edge_arguments(model, setting.edge_data, setting.weights_name, by_type=types is not None)
-        numbered = types is not None and len(types.nodes) == 1 and (as_data or _EDGE_TYPE in _arguments_of(model))
-        batch = types is None and not as_data and _must_be_told_batch(model)
-        given = [_EDGE_TYPE] if numbered else [*taken.values(), *["batch"] * batch]
-        given += counts_of(model)
-        inputs, by_name = setting.inputs, tuple[str, ...]()
-        if types is None and not as_data:
-            inputs, by_name = arranged(model, inputs, given)
-        given += [name for name, *_ in inputs if name not in ("x", "")]
-        try:
-            if not as_data:
-                by_place = () if by_name else (None, None)
-                inspect.signature(model.forward).bind(*by_place, **dict.fromkeys([*by_name, *given]))
-        except TypeError as error:
-            arguments = "(x_dict, edge_index_dict)" if types else "(x, edge_index)"
-            if types is not None and len(types.nodes) == 1:
-                arguments += ", or (x, edge_index, edge_type)"
-            there = " and ".join(ARGUMENTS[one] for one in EdgeData if one in setting.edge_data)
-            more = f", and edge_weight or edge_attr where the store has them, here {there or 'neither'}"
-            more = more.replace("edge_weight or edge_attr", "edge_weight_dict or edge_attr_dict") if types else more
-            beside = "what its data has of nodes beside x"
-            more += f", and {beside} as columns of x" if types else f", by name {beside}, but no labels or masks"
-            more += f"; or (data), which has all this. It takes {inspect.signature(model.forward)}"
-            raise ModelError(f"model {kind} is not supported: its forward must take {arguments}{more}") from error
-        if types is None and _is_called_by_type(model):
+def _way_of(model: nn.Module, setting: Setting) -> Way:
+    """How ``model`` is called; ModelError where its forward takes something else."""
+    kind, types = type(model).__name__, setting.types
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        raise ModelError(f"{kind} is not supported: give the model in it, its module")
+    for path, part in model.named_modules():
+        if type(part).__module__.startswith("torch_geometric.nn.pool."):
             raise ModelError(
-                f"model {kind} takes rows and edges by type, as (x_dict, edge_index_dict): a graph of one type of "
-                "nodes and one of edges is kept without types, and a model of it takes (x, edge_index)"
+                f"{type(part).__name__} ({path}): which nodes are kept, or put together, depends on all of the "
+                "graph; of many small graphs ooc.GraphTrainer trains such models"
             )
-        return cls(as_data, taken, numbered, batch, inputs, by_name)
+    as_data = takes_data(model)
+    taken = edge_arguments(model, setting.edge_data, setting.weights_name, by_type=types is not None)
+    numbered = types is not None and len(types.nodes) == 1 and (as_data or _EDGE_TYPE in _arguments_of(model))
+    batch = types is None and not as_data and _must_be_told_batch(model)
+    given = [_EDGE_TYPE] if numbered else [*taken.values(), *["batch"] * batch]
+    given += counts_of(model)
+    inputs, by_name = setting.inputs, tuple[str, ...]()
+    if types is None and not as_data:
+        inputs, by_name = arranged(model, inputs, given)
+    given += [name for name, *_ in inputs if name not in ("x", "")]
+    try:
+        if not as_data:
+            by_place = () if by_name else (None, None)
+            inspect.signature(model.forward).bind(*by_place, **dict.fromkeys([*by_name, *given]))
+    except TypeError as error:
+        arguments = "(x_dict, edge_index_dict)" if types else "(x, edge_index)"
+        if types is not None and len(types.nodes) == 1:
+            arguments += ", or (x, edge_index, edge_type)"
+        there = " and ".join(ARGUMENTS[one] for one in EdgeData if one in setting.edge_data)
+        more = f", and edge_weight or edge_attr where the store has them, here {there or 'neither'}"
+        more = more.replace("edge_weight or edge_attr", "edge_weight_dict or edge_attr_dict") if types else more
+        beside = "what its data has of nodes beside x"
+        more += f", and {beside} as columns of x" if types else f", by name {beside}, but no labels or masks"
+        more += f"; or (data), which has all this. It takes {inspect.signature(model.forward)}"
+        raise ModelError(f"model {kind} is not supported: its forward must take {arguments}{more}") from error
+    if types is None and _is_called_by_type(model):
+        raise ModelError(
+            f"model {kind} takes rows and edges by type, as (x_dict, edge_index_dict): a graph of one type of "
+            "nodes and one of edges is kept without types, and a model of it takes (x, edge_index)"
+        )
+    return Way(as_data, taken, numbered, batch, inputs, by_name, setting.left_out)
 
-    def on_small_rows(
-        self, model: nn.Module, setting: Setting, results: Results, spaces: Sequence[str] = ()
-    ) -> tuple[nn.Module, Sequence[Tensor]]:
-        """The model as one that is called with so many tensors, and small ones of the widths of the graph's."""
-        types, columns, dtype, taken = setting.types, setting.in_columns, setting.dtype, self.taken
-        tried: Sequence[Tensor]
-        names: Sequence[str] = ("x", "edge_index", *ARGUMENTS.values())
-        places: list[tuple[str, Any] | None] = [(ROWS, None), (EDGES, None)]
-        if types is None:
-            tried = small_inputs(columns[""], setting.num_edge_features, dtype=dtype)
-            places += [(taken[data], None) if data in taken else None for data in ARGUMENTS]
-        elif self.numbered:
-            tried, names = small_inputs_of_relations(types, columns, dtype=dtype), ("x", "edge_index", _EDGE_TYPE)
-            places.append((_EDGE_TYPE, None))
-        else:
-            carried = _carried_by_types(types, taken)
-            places = [*((ROWS, name) for name in columns), *((EDGES, tuple(one)) for one in types.edges)]
-            places += [(taken[data], tuple(one)) for data, one, _ in carried]
-            tried = small_inputs_of_types(types, columns, [width for _, _, width in carried], dtype=dtype)
-            names = [f"given{at}" for at in range(len(places))]
-        options: dict[str, Any] = {"batch": self.batch, "as_data": self.as_data, "left_out": setting.left_out}
-        options |= {"inputs": self.inputs, "by_name": self.by_name}
-        return with_arguments(Whole, names, model, places, results, spaces, **options), tried
+
+def _on_small_rows(
+    way: Way, model: nn.Module, setting: Setting, results: Results, spaces: Sequence[str] = ()
+) -> tuple[nn.Module, Sequence[Tensor]]:
+    """The model as one that is called with so many tensors, and small ones of the widths of the graph's."""
+    types, columns, dtype, taken = setting.types, setting.in_columns, setting.dtype, way.taken
+    tried: Sequence[Tensor]
+    names: Sequence[str] = ("x", "edge_index", *ARGUMENTS.values())
+    places: list[tuple[str, Any] | None] = [(ROWS, None), (EDGES, None)]
+    if types is None:
+        tried = small_inputs(columns[""], setting.num_edge_features, dtype=dtype)
+        places += [(taken[data], None) if data in taken else None for data in ARGUMENTS]
+    elif way.numbered:
+        tried, names = small_inputs_of_relations(types, columns, dtype=dtype), ("x", "edge_index", _EDGE_TYPE)
+        places.append((_EDGE_TYPE, None))
+    else:
+        carried = _carried_by_types(types, taken)
+        places = [*((ROWS, name) for name in columns), *((EDGES, tuple(one)) for one in types.edges)]
+        places += [(taken[data], tuple(one)) for data, one, _ in carried]
+        tried = small_inputs_of_types(types, columns, [width for _, _, width in carried], dtype=dtype)
+        names = [f"given{at}" for at in range(len(places))]
+    return with_arguments(Whole, names, model, way, places, results, spaces), tried
 
 
 @contextmanager
@@ -148,7 +131,7 @@ def initialize(model: nn.Module, setting: Setting) -> None:
     """Give lazily sized parameters of ``model`` their sizes and first values, as PyG's examples do by a forward pass
     of the graph; here it is one of a few made-up rows, in evaluation mode. ModelError where that fails."""
     modes = [(module, module.training) for module in model.modules()]
-    whole, tried = _Way.of(model, setting).on_small_rows(model, setting, Results.FIRST)
+    whole, tried = _on_small_rows(_way_of(model, setting), model, setting, Results.FIRST)
     try:
         with torch.no_grad(), ExitStack() as stack:
             for module in model.eval().modules():
@@ -171,7 +154,7 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
     """The output of ``model`` as a value; ModelError says what is in the way."""
     setting = assembly.setting
     kind, types, columns = type(model).__name__, setting.types, setting.in_columns
-    way = _Way.of(model, setting)
+    way = _way_of(model, setting)
     spaces = () if types is None else setting.outputs_of or (types.labelled,)
     modes = [(module, module.training) for module in model.modules()]
     as_given = model.training
@@ -181,7 +164,7 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
             for module, training in modes:
                 module.training &= training
         results = setting.results if setting.training else Results.FIRST
-        made = partial(way.on_small_rows, model, setting, results, () if way.numbered else spaces)
+        made = partial(_on_small_rows, way, model, setting, results, () if way.numbered else spaces)
         trained_rows = len(columns) if setting.embedding_columns else 0
         whole, calls = calls_of(setting, (model, setting.training, results), kind, made, rows=trained_rows)
         assembly.cut_off, assembly.reached = calls.cut_off, calls.reached

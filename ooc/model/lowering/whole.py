@@ -2,9 +2,9 @@
 """Models called as every model here is, whatever their forward takes and gives: so they are traced."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from inspect import signature
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,38 +16,41 @@ from ooc.errors import ModelError
 from ooc.model.layers.layer import given_as
 from ooc.model.layers.layer import side_by_side as parts_side_by_side
 from ooc.model.lowering.assembly import Inputs, Results
+from ooc.plan.workload import EdgeData
 
 ROWS, EDGES = "rows", "edges"
 """The first two arguments of a model, whatever it calls them."""
 
 
+@dataclass(frozen=True)
+class Way:
+    """How a model is called: with the graph ``as_data``, or rows, edges and what it has ``taken`` of what these carry,
+    by the names of its arguments; with types' numbers of edges (``numbered``), and told which graph rows are of
+    (``batch``); ``inputs``: what lies side by side in the rows (``named``), that which it has no argument for without a
+    name; ``by_name``: the arguments that are rows and edges, where they are not the first two. PyG's data may not be
+    asked for what is ``left_out``."""
+
+    as_data: bool
+    taken: Mapping[EdgeData, str]
+    numbered: bool
+    batch: bool
+    inputs: Inputs
+    by_name: tuple[str, ...]
+    left_out: Mapping[str, Collection[str]]
+
+
 class Whole(nn.Module):
     """A model called as every model here is. ``places``: of each of the tensors that it is given one by one, which of
     the model's arguments it is, of rows and of edges in this order, the others by their names; or which type's among
-    those of a dictionary (None: it is all of the argument). What has no place is left out. With ``batch`` the model is
-    told to which graph each row belongs; with ``as_data`` it is given PyG's data, which has all this and may not be
-    asked for what is ``left_out``. ``inputs``: what lies side by side in the rows (``named``); ``by_name``: the
-    arguments that are rows and edges, where they are not the first two. Of what it gives, the rows of the types
-    ``spaces``; where it gives several results, what ``results`` says."""
+    those of a dictionary (None: it is all of the argument). What has no place is left out. Of what it gives, the rows
+    of the types ``spaces``; where it gives several results, what ``results`` says."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        places: Sequence[tuple[str, Any] | None],
-        results: Results,
-        spaces: Sequence[str] = (),
-        *,
-        batch: bool = False,
-        as_data: bool = False,
-        left_out: Mapping[str, Collection[str]] = MappingProxyType({}),
-        inputs: Inputs = (),
-        by_name: Sequence[str] = (),
+        self, model: nn.Module, way: Way, places: Sequence[Any], results: Results, spaces: Sequence[str] = ()
     ) -> None:
         super().__init__()
-        self.inputs, self.by_name = inputs, by_name
         self.model = model
-        self.places, self.as_data, self.left_out = places, as_data, left_out
-        self.results, self.spaces, self.batch = results, spaces, batch
+        self.way, self.places, self.results, self.spaces = way, places, results, spaces
 
     def call(self, *given: Tensor) -> Tensor:
         arguments: dict[str, Any] = {ROWS: {}, EDGES: {}}
@@ -60,13 +63,12 @@ class Whole(nn.Module):
                     arguments.setdefault(name, {})[kind] = one
         rows, edges = arguments.pop(ROWS), arguments.pop(EDGES)
         if isinstance(rows, dict):
-            rows = {kind: rows[kind] for kind in dict.fromkeys((*self.left_out, *rows)) if kind in rows}
-        if self.batch:
+            rows = {kind: rows[kind] for kind in dict.fromkeys((*self.way.left_out, *rows)) if kind in rows}
+        if self.way.batch:
             arguments["batch"] = torch.zeros(rows.size(0), dtype=torch.long, device=rows.device)
-        left_out = self.left_out if self.as_data else None
-        output = called_with(
-            self.model, rows, edges, arguments, inputs=self.inputs, by_name=self.by_name, data=left_out
-        )
+        data = self.way.left_out if self.way.as_data else None
+        how: dict[str, Any] = {"inputs": self.way.inputs, "by_name": self.way.by_name, "data": data}
+        output = called_with(self.model, rows, edges, arguments, **how)
         return chosen(output, self.results, self.spaces)
 
 

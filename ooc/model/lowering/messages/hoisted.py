@@ -55,6 +55,8 @@ _SOURCE, _TARGET, _EDGE = 0, 1, 2
 """Ends of an edge, where rows are looked up; and the edge itself, with what it carries."""
 _ADD = {operator.add: 1.0, torch.add: 1.0, "add": 1.0, operator.sub: -1.0, torch.sub: -1.0, "sub": -1.0}
 _CONCATENATE = (torch.cat, torch.concat, torch.hstack)
+_KNOWN = (*PLAIN, torch.dtype, torch.device, Free)
+"""What has nothing to do with rows, so that it is the same at either end: a number of columns, for one."""
 
 
 @dataclass(frozen=True)
@@ -207,14 +209,14 @@ class _OfMessage(Interpreter):
         columns = found.factors[0][2].blocks[0][0]
         channels = next(c for c in range(min(GATED_TOGETHER, columns), columns + 1) if columns % c == 0)
         sources, targets, maps, factors = list[Value](), list[Value](), list[list[_Term]](), list[Factor]()
+        carried = EdgeInput(EdgeData.FEATURES, index.relation)  # of which linear maps are taken into the function
         more = () if found.added is None else ((Activation.IDENTITY, 0.0, found.added),)
         for activation, constant, matrix in (*found.factors, *more):
             ((_, terms),) = matrix.blocks
             at_ends = [[term for term in terms if term.end == end] for end in (_SOURCE, _TARGET, _EDGE)]
             maps.append(at_ends[_EDGE])
-            if not (at_ends[_SOURCE] or at_ends[_TARGET]) or not all(
-                _maps_features(term, index) for term in at_ends[_EDGE]
-            ):
+            mapped = [term.of.of if isinstance(term.of, _MappedEdges) else None for term in at_ends[_EDGE]]
+            if not (at_ends[_SOURCE] or at_ends[_TARGET]) or any(one != carried for one in mapped):
                 return None
             for rows, some in ((sources, at_ends[_SOURCE]), (targets, at_ends[_TARGET])):
                 rows += [self._sum_of(some)] if some else []
@@ -466,7 +468,7 @@ class _OfMessage(Interpreter):
                 check_by_rows(self._where, found, known)
                 self._hoists |= found.heavy
                 return _at(end, found)
-            if all(map(_is_known, leaves_of(found))):
+            if all(one is None or isinstance(one, _KNOWN) for one in leaves_of(found)):
                 return found
         return None
 
@@ -563,16 +565,6 @@ def _added(first: _OfEnds, second: _OfEnds) -> _OfEnds:
             factors[term.end, term.of] = factors.get((term.end, term.of), 0.0) + term.factor
         blocks.append((columns, tuple(_Term(end, factor, of) for (end, of), factor in factors.items())))
     return _OfEnds(tuple(blocks))
-
-
-def _maps_features(term: _Term, graph: Graph) -> bool:
-    """Whether it is a linear map of all features of the graph's edges."""
-    return isinstance(term.of, _MappedEdges) and term.of.of == EdgeInput(EdgeData.FEATURES, graph.relation)
-
-
-def _is_known(one: Any) -> bool:
-    """Whether it has nothing to do with rows, so that it is the same at either end: a number of columns, for one."""
-    return one is None or isinstance(one, (*PLAIN, torch.dtype, torch.device, Free))
 
 
 def _of_columns(weight: Tensor, taken: Sequence[tuple[float, slice]]) -> Tensor:

@@ -118,7 +118,7 @@ def lower_sum(conv: Any, where: str, last: OfEdges, assembly: Assembly) -> Value
         one, weight = of_end(conv, given, name)[0], _VECTOR
         while isinstance(one, OfEdges) and one.args[1:] in _AS_A_COLUMN.get(one.target, ()):
             one, weight = one.args[0], _COLUMN
-        if _may_be_looked_up(conv, one):
+        if isinstance(one, Value) and (len(one.tail) == 1 or conv.node_dim == 0):  # taken for each edge
             inputs[name] = one
         elif one is None or isinstance(one, PLAIN):
             plain[name] = one
@@ -153,26 +153,6 @@ def lower_sum(conv: Any, where: str, last: OfEdges, assembly: Assembly) -> Value
         found = assembly.rowwise(where, lambda total, n: total / (n + 1.0), [found, count])
     found = scaled(assembly, where, found, [own for own, end in factors if end != at_targets])
     return found if type(conv).update is MessagePassing.update else call.apply(OfUpdate(conv), found)
-
-
-def _may_be_looked_up(conv: Any, one: Any) -> bool:
-    """Whether it is rows, of which ``propagate`` takes one for each edge."""
-    return isinstance(one, Value) and (len(one.tail) == 1 or conv.node_dim == 0)
-
-
-def _of_rows(of_edges: Any, index: Any) -> tuple[list[tuple[Value, int]], list[Any]]:
-    """Factors of a number of every edge: numbers of rows, and of which end of the edge each is, and others."""
-    found, others = list[tuple[Value, int]](), list[Any]()
-    if isinstance(of_edges, OfEdges) and of_edges.target in MULTIPLY and len(of_edges.args) == 2:
-        for part in of_edges.args:
-            more, rest = _of_rows(part, index)
-            found, others = [*found, *more], [*others, *rest]
-        return found, others
-    rows, at = of_edges.args if isinstance(of_edges, OfEdges) and of_edges.target is operator.getitem else (None, None)
-    of, end = _end_of(at)
-    if of is not None and of == index and isinstance(rows, Value) and rows.tail == ():
-        return [(rows, end)], []
-    return [], [of_edges]
 
 
 def lower_degree(where: str, last: OfEdges, assembly: Assembly, like: Mapping[str, Value]) -> Value:
@@ -240,10 +220,13 @@ def _edges_of(conv: Any, index: Any, dtype: torch.dtype) -> _Edges | None:
 
 def _factors(where: str, one: Any, edges: _Edges) -> list[tuple[Value, int]]:
     """Numbers of rows, and of which end of an edge each is, whose product ``one`` is for every edge."""
-    found, others = _of_rows(one, edges.index)
-    if others or edges.scaling:
+    if isinstance(one, OfEdges) and one.target in MULTIPLY and len(one.args) == 2:
+        return [found for part in one.args for found in _factors(where, part, edges)]
+    rows, at = one.args if isinstance(one, OfEdges) and one.target is operator.getitem else (None, None)
+    of, end = _end_of(at)
+    if edges.scaling or of is None or of != edges.index or not isinstance(rows, Value) or rows.tail != ():
         raise NoFormulaError(f"{where}: its message takes more than sources' rows")
-    return found
+    return [(rows, end)]
 
 
 def _end_of(index: Any) -> tuple[Any, int]:
