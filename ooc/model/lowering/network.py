@@ -20,7 +20,6 @@ from ooc.model.layers.opaque import Opaque
 from ooc.model.layers.per_edge import Attention, EdgeAggregate, Result
 from ooc.model.lowering.assembly import Assembly, Setting
 from ooc.model.lowering.model_shape import ModelShape
-from ooc.model.lowering.products import IN_FULL, Products
 from ooc.model.lowering.projection import Made, Projection
 from ooc.model.lowering.values import Aggregate, Dense, Dropout, Learnt, Moments, Value
 from ooc.plan.cost import aggregating_first_pays, transforming_constants_pays
@@ -28,8 +27,6 @@ from ooc.plan.workload import EdgeData
 
 _HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
 """How torch's and PyG's names end of what a module keeps hooks in that may change a result."""
-_PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
-"""Types whose instances are what their repr says; unlike ==, it tells 0.0 from -0.0."""
 EVERYWHERE = 1 << 30
 """Hops for what is needed of every row, however far it lies from those that are scored."""
 
@@ -56,8 +53,6 @@ class Network:
     """Aggregations one behind the other, at most."""
     called_alike: bool
     """Whether the model, and modules within its convolutions, make the same calls in both modes."""
-    product: Products = IN_FULL
-    """How rows and weights are multiplied."""
     result_columns: tuple[int, ...] = ()
     """Of a model that gives several results, side by side in training; the first is scored."""
     flat_result: bool = False
@@ -154,9 +149,9 @@ class Network:
 
     def forget_weights(self) -> None:
         """Weights may have changed: what was made of them is to be made anew."""
-        self.product.forget_weights()
         for projections in self._projections:
             for projection in projections:
+                projection.product.forget_weights()
                 projection.made.forget()
 
     @contextmanager
@@ -266,7 +261,6 @@ def lower(
         embeddings=evaluated.convolved[1:],
         hops=longest,
         called_alike=[*map(repr, assembly.calls)] == [*map(repr, evaluated.calls)],
-        product=setting.product,
         result_columns=assembly.result_columns,
         flat_result=assembly.flat_result,
         traced=assembly.traced,

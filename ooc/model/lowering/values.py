@@ -80,12 +80,12 @@ class Value:
     """Where its rows come without their zeros, as ``SparseRows``: how many numbers they have left, on average. They are
     multiplied so and dropped out of, and made ``Dense`` for anything else."""
 
-    def __init__(self, index: int, inputs: Sequence["Value"], tail: Sequence[int]) -> None:
+    def __init__(self, index: int, inputs: Sequence["Value"], tail: Sequence[int], space: str = "") -> None:
         self.index = index
         self.inputs = tuple(inputs)
         self.tail = tuple(tail)
         self.parameters: tuple[nn.Parameter, ...] = ()
-        self.space: str = inputs[0].space if inputs else ""
+        self.space: str = inputs[0].space if inputs else space
         for other in inputs if self.of_one_space else ():
             if other.space != self.space:
                 raise ModelError(f"it computes with rows of {self.space!r} and of {other.space!r} at once")
@@ -167,8 +167,7 @@ class Features(Value):
     """The store's x, in the compute dtype; with ``entries_per_row`` without its zeros."""
 
     def __init__(self, index: int, columns: int, entries_per_row: float | None = None, space: str = "") -> None:
-        super().__init__(index, (), (columns,))
-        self.space = space
+        super().__init__(index, (), (columns,), space)
         self.entries_per_row = entries_per_row
 
 
@@ -178,8 +177,7 @@ class Learnt(Value):
     own_trains = True
 
     def __init__(self, index: int, columns: int, space: str = "") -> None:
-        super().__init__(index, (), (columns,))
-        self.space = space
+        super().__init__(index, (), (columns,), space)
 
 
 class Dense(Value):
