@@ -235,6 +235,24 @@ def view_overwritten(x: Tensor) -> Tensor:
     return torch.cat((F.relu(x, inplace=True)[:, 4:], view), 1)
 
 
+def batch_overwritten(x: Tensor) -> Tensor:
+    """A batch of one is a view, too."""
+    return F.relu(x.unsqueeze(0), inplace=True).squeeze(0) + x
+
+
+class StackOverwritten(nn.Module):
+    """By a module, and looked at again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.act = GCNConv(F_IN, C), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h = self.conv(x, edge_index)
+        both = torch.stack((h, -h))
+        return self.act(both).sum(dim=0) + both[0]
+
+
 def renamed(x: Tensor) -> Tensor:
     """Dropout that drops nothing returns its input."""
     same = F.dropout(x, training=False)
@@ -359,6 +377,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "a backward of its own": (lambda: Between(lambda x: Reversed.apply(x)), ("Reversed", "autograd.Function")),
     "a backward under another name": (lambda: Between(Reversed.apply), ("gradients", "backward of its own")),
     "a view overwritten": (lambda: Between(view_overwritten), ("writes into",)),
+    "a batch overwritten": (lambda: Between(batch_overwritten), ("writes into",)),
+    "a stack overwritten": (StackOverwritten, ("ReLU (act)", "writes into")),
     "overwritten under another name": (lambda: Between(renamed), ("writes into",)),
     "added to under another name": (lambda: Between(added_to), ("+=",)),
     "nothing with a gradient": (lambda: Last(lambda x: x.detach()), ("Last", "gets a gradient")),

@@ -304,10 +304,11 @@ class Interpreter:
             return self._look_at_edges(node, module, where, args, kwargs)
         if any(isinstance(a, Codes) for a in (*args, *kwargs.values())):
             return self._by_codes(module, where, args, kwargs)
+        in_place = bool(getattr(module, "inplace", False))
+        self._check_in_place(node, where, in_place)
         if args and isinstance(args[0], Free) and isinstance(module, nn.Dropout):
             return self._dropout(args[0], float(module.p)) if module.training and module.p else args[0]
         if args and isinstance(args[0], Free) and kind in _OF_ANY_SHAPE and not is_parametrized(module):
-            self._check_in_place(node, where, bool(getattr(module, "inplace", False)))
             return self._apply(where, module, False, args, kwargs)
         if not args and "input" in kwargs:  # as torch's modules call it
             args = [kwargs.pop("input")]
@@ -330,7 +331,6 @@ class Interpreter:
         if kind is nn.Identity:
             return source
         if kind is nn.Dropout:
-            self._check_in_place(node, where, bool(module.inplace))
             return self._dropout(source, float(module.p), module.training)
         if kind in LINEAR:
             return self._linear(source, module.weight, module.bias, where)
@@ -345,8 +345,6 @@ class Interpreter:
             of_floats = "; x is floating-point numbers here, so look categories up by x.long()"
             more = of_floats if isinstance(module, nn.Embedding) else ""
             raise ModelError(f"{where} is not supported: it is not known to work row by row{more}")
-        in_place = bool(getattr(module, "inplace", False))
-        self._check_in_place(node, where, in_place)
         if (activated := self._activated(module, [source], {})) is not None:
             return activated
         parameters = tuple(module.parameters())
@@ -1034,7 +1032,7 @@ class Interpreter:
         if not in_place:
             return
         operand = node.args[0] if node.args else node.kwargs.get("input")
-        kept = Value, Stacked, Computed, OfEdges, EdgeInput, Graph
+        kept = Value, Stacked, OneBatch, Computed, OfEdges, EdgeInput, Graph
         if not isinstance(operand, fx.Node) or not isinstance(self.known[operand], kept):
             return
         memory = self._memory[operand]
