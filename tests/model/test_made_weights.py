@@ -42,7 +42,7 @@ def test_gradients_are_those_of_torch(frozen: int | None) -> None:
     expected = torch.autograd.grad(x @ (weight * scale).T + bias * 2, trained, gradient)
     for parameter, wanted in zip(trained, expected, strict=True):
         torch.testing.assert_close(parameter.grad, wanted)
-    assert all(sums.grad is None for sums in made._sums or ())
+    assert all(sums.grad is None for sums in made.sums)
 
 
 def test_what_is_a_parameter_is_summed_where_it_lies() -> None:

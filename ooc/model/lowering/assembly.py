@@ -357,7 +357,7 @@ class Assembly:
         """A function of rows, and of ``moments``. It is tried on a few: one that looks across rows raises ModelError
         naming ``name``."""
         sums = [part for one in moments for part in one.statistics.sample(self.setting.dtype)]
-        tail = self._tried(name, lambda *rows: function(*rows, *sums), inputs, sizes=not heavy)
+        tail = self.tried(name, lambda *rows: function(*rows, *sums), inputs, sizes=not heavy)
         options: dict[str, Any] = {"heavy": heavy, "inner_columns": inner_columns}
         return Rowwise(self.next_index(), inputs, tail, function, parameters, moments=moments, **options)
 
@@ -369,18 +369,15 @@ class Assembly:
 
     def unlearnt(self, name: str, function: RowFunction, inputs: Sequence[Value], *, whole: bool = False) -> Value:
         """A function of rows that no gradient goes back through; ``whole``: it gives whole numbers from 0 on."""
-        tail = self._tried(name, function, inputs)
+        tail = self.tried(name, function, inputs)
         found = Unlearnt(self.next_index(), inputs, tail, function)
         found.whole = whole
         return found
 
-    def check_truths(self, name: str, function: RowFunction, inputs: Sequence[Value]) -> None:
-        """ModelError naming ``name`` where what it tells of rows, in truths or whole numbers, is not of each alone."""
-        self._tried(name, lambda *rows: function(*rows).to(self.setting.dtype), inputs)
-
-    def _tried(
+    def tried(
         self, name: str, function: RowFunction, inputs: Sequence[Value], *, sizes: bool = True
     ) -> tuple[int, ...]:
+        """The shape of a row; ModelError naming ``name`` where a row of what it gives is not of that row alone."""
         whole = [isinstance(value, Unlearnt) and value.whole for value in inputs]
         tail = probe(name, function, [value.tail for value in inputs], self.setting.dtype, whole, sizes=sizes)
         if 0 in tail:

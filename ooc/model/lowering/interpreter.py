@@ -63,12 +63,12 @@ from ooc.model.lowering.rowwise import (
 )
 from ooc.model.lowering.symbolic import (
     LINEAR,
+    PLACE,
     Calls,
     attribute,
     calls_of,
     join_relations,
     place_in_model,
-    place_of_node,
     replaced_functions,
     small_inputs,
     small_rows,
@@ -146,18 +146,6 @@ class OneBatch:
     rows: Value
 
 
-class _Together(nn.Module):
-    """Modules, parameters and tensors that a convolution, or a model, makes rows of edges with, by the ``names`` of
-    their paths."""
-
-    def __init__(self, owner: nn.Module, parts: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.names = {path: f"part_{number}" for number, path in enumerate(parts)}  # the same in layers that are alike
-        for path, part in parts.items():
-            setattr(self, self.names[path], part)
-        self.flow, self.training = getattr(owner, "flow", "source_to_target"), owner.training
-
-
 @dataclass(frozen=True)
 class Stacked:
     """Several matrices one above the other, [K, N, …], or a tensor of which a later dimension, the one ``at``, is that
@@ -229,7 +217,7 @@ class Interpreter:
             try:
                 result = next(given) if node.op == "placeholder" else self._result(node)
             except ModelError as error:
-                placed(error, place_of_node(node))
+                placed(error, node.meta.get(PLACE, ""))
                 raise
             if node.op == "output":
                 if isinstance(self.whole, Whole) and isinstance(result, Value) and not result.tail:
@@ -508,16 +496,20 @@ class Interpreter:
         if rows is None:
             raise ModelError(f"{where} is given no rows")
         paths = dict.fromkeys(str(one.target) for one in steps if one.kind in ("call_module", "get_attr"))
+        parts = {path: f"part_{number}" for number, path in enumerate(paths)}  # the same in layers that are alike
         traced, key = self._assembly.setting.traced, (owner, "with edges", *paths)
         if key not in traced:
-            traced[key] = _Together(owner, {path: attribute(self.whole, path) for path in paths})
+            traced[key] = nn.Module()
+            for path, name in parts.items():
+                setattr(traced[key], name, attribute(self.whole, path))
+            traced[key].flow = getattr(owner, "flow", "source_to_target")
         traced[key].train(owner.training)
         own = dict[OfEdges, OfEdges]()
         for one in steps:
             args, kwargs = map_aggregate(
                 (one.args, dict(one.kwargs)), lambda leaf: own.get(leaf, leaf) if isinstance(leaf, OfEdges) else leaf
             )
-            target = f"conv.{traced[key].names[str(one.target)]}" if str(one.target) in paths else one.target
+            target = f"conv.{parts[str(one.target)]}" if str(one.target) in parts else one.target
             own[one] = OfEdges(one.number, one.kind, target, args, kwargs)
         return lower_propagation(traced[key], where, own[last], {"": rows}, ("", ""), self._assembly)
 
@@ -743,7 +735,8 @@ class Interpreter:
         first, count, shape = args[0], self._assembly.num_rows(of.inputs[0]), tried.shape
         if of.name in ("var", "std"):
             return self._deviation(of.name, first, args, kwargs, shape)
-        power = _power_of(args, kwargs) if of.name == "norm" else 1.0
+        p = kwargs.get("p", (args[1:] or [2])[0]) if of.name == "norm" else 1
+        power = 2.0 if p in ("fro", None) else float(p)  # of which a norm is the root of a sum
         if not 0 < power < inf:
             return None
 
@@ -991,7 +984,11 @@ class Interpreter:
             return Stacked(found, at) if at else found
         if isinstance(tried, Tensor):
             sums = [part for one in self._samples(of.moments).values() for part in one]
-            self._assembly.check_truths(of.name, lambda *rows: of.function(*rows, *sums).movedim(at, 0), of.inputs)
+
+            def truths(*rows: Tensor) -> Any:
+                return of.function(*rows, *sums).movedim(at, 0).to(self._assembly.setting.dtype)
+
+            self._assembly.tried(of.name, truths, of.inputs)
         return of
 
     def _sum(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value | None:
@@ -1058,12 +1055,6 @@ def _without_writing(node: fx.Node) -> Any:
     name = str(node.target).removesuffix("_")
     is_method = node.op == "call_method" and callable(getattr(Tensor, name, None))
     return name if is_method else node.target
-
-
-def _power_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
-    """Which powers a norm is the root of a sum of."""
-    p = kwargs.get("p", (args[1:] or [2])[0])
-    return 2.0 if p in ("fro", None) else float(p)
 
 
 def _root(numbers: Tensor, power: float) -> Tensor:

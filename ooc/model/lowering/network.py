@@ -241,6 +241,8 @@ def lower(
     evaluated, evaluation = _assembled(model, replace(setting, training=False, aggregate_once=once))
     _check_embeddings(model, setting, training, evaluation, assembly.inputs_cut_off)
     aggregates += [v for v in values_of(evaluation) if isinstance(v, Aggregate)]
+    # Those that ask for rows' factors, or for edges of a type.
+    are_scaled = (v for v in aggregates if isinstance(v.scaling, RelationScaling) or not isinstance(v, EdgeAggregate))
     _check_running_statistics(model, assembly, training, evaluation)
     if not evaluation.columns:
         raise ModelError("the model has no outputs")
@@ -253,7 +255,7 @@ def lower(
     return Network(
         training=training,
         evaluation=evaluation,
-        scalings=tuple(dict.fromkeys(v.scaling for v in aggregates if _is_scaled(v))),
+        scalings=tuple(dict.fromkeys(v.scaling for v in are_scaled)),
         dtype=setting.dtype,
         parameters=[parameter for parameter in parameters if id(parameter) in taking_part],
         idle=[parameter for parameter in parameters if id(parameter) not in taking_part],
@@ -273,11 +275,6 @@ def check_outputs(columns: int, num_classes: int) -> None:
         remedy = "; for one number that says which of two, convert with task='multilabel'" * (num_classes == 2)
         remedy += ", or give the data itself and loss=torch.nn.BCEWithLogitsLoss()" * (num_classes == 2)
         raise ModelError(f"the model has {columns} outputs, the store has {num_classes} classes (from 0 on){remedy}")
-
-
-def _is_scaled(aggregate: Aggregate) -> bool:
-    """Whether it asks for rows' factors, or for edges of a type."""
-    return isinstance(aggregate.scaling, RelationScaling) or not isinstance(aggregate, EdgeAggregate)
 
 
 def _assembled(model: nn.Module, setting: Setting) -> tuple[Assembly, Value]:

@@ -164,28 +164,24 @@ class Made:
         """What they take beside the parameters, with their gradients."""
         self._weights, self._parameters = weights, tuple(parameters)
         self._is_small = False
-        self._sums: tuple[_Sum, _Sum] | None = None
+        self.sums: tuple[_Sum, ...] = ()
+        """What tiles add to, where the weight or the bias is made."""
         if not all(isinstance(made, nn.Parameter) for made in (weight, bias) if made is not None):
             self._is_small = self.numel <= _FEW_NUMBERS
             self.nbytes = (4 if self._is_small else 2) * self.numel * weight.itemsize
-            self._sums = _Sum(), _Sum()
+            self.sums = _Sum(), _Sum()
         self._values: tuple[Tensor, Tensor | None] | None = None
         self._recorded: tuple[Tensor, Tensor | None] | None = None
         self._making = Lock()
 
-    @property
-    def sums(self) -> tuple[Summed, ...]:
-        """What tiles add to, where the weight or the bias is made."""
-        return self._sums or ()
-
     def values(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias, without a gradient. On any thread."""
-        if self._sums is None:
+        if not self.sums:
             weight, bias = self._weights()
             return weight.detach(), None if bias is None else bias.detach()
         with self._making:  # so that threads do not each make one
             if self._values is None:
-                records = self._is_small and self._sums is not None and self._sums[0].grad is not None
+                records = self._is_small and self.sums[0].grad is not None
                 with torch.set_grad_enabled(records):
                     weight, bias = made = self._weights()
                 self._recorded = made if records else None
@@ -198,21 +194,21 @@ class Made:
 
     def gradients(self, weight: Tensor, bias: Tensor | None) -> list[tuple[Summed, Tensor]]:
         """What a tile adds, with what it is to be added to."""
-        made = self._sums or self._weights()
+        made = self.sums or self._weights()
         pairs = [(made[0], weight), (made[1], bias)]
         pairs = [(sums, part) for sums, part in pairs if not isinstance(sums, nn.Parameter) or sums.requires_grad]
         return [(sums, part) for sums, part in pairs if sums is not None and part is not None]
 
     def begin(self) -> None:
         """No tile has added anything."""
-        for sums, shape in zip(self._sums or (), self._shapes, strict=False):
+        for sums, shape in zip(self.sums, self._shapes, strict=False):
             sums.grad = None if shape is None else self._parameters[0].new_zeros(shape)
 
     def finish(self) -> None:
         """All tiles have: parameters get their gradients."""
-        if self._sums is None:
+        if not self.sums:
             return
-        weight, bias = (sums.grad for sums in self._sums)
+        weight, bias = (sums.grad for sums in self.sums)
         assert weight is not None
         recorded, self._recorded = self._recorded, None
         for parameter, part in through_weights(self._weights, self._parameters, weight, bias, recorded):
@@ -222,7 +218,7 @@ class Made:
     def end(self) -> None:
         """The sums are of no use any more."""
         self._recorded = None
-        for sums in self._sums or ():
+        for sums in self.sums:
             sums.grad = None
 
 

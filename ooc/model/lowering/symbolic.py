@@ -64,7 +64,8 @@ _OF_NUMBERS = frozenset(getattr(operator, name) for name in _OPERATOR_NAMES.spli
 _SHAPE_NAMES = "size shape numel dim ndim dtype device layout is_cuda is_floating_point requires_grad"
 _OF_SHAPES = frozenset(_SHAPE_NAMES.split())
 _PLAIN = (bool, int, float, complex, str, Tensor)
-_PLACE = "place in the model"
+PLACE = "place in the model"
+"""What nodes of a trace have that place by (``place_in_model``)."""
 _MODEL = "model"
 """What a traced module calls the one that it was made of."""
 _PACKAGE = Path(__file__).parents[2]
@@ -294,11 +295,6 @@ def place_in_model(frames: Iterable[tuple[FrameType, int]]) -> str:
         if not file.startswith(_NOT_THE_MODEL) and isinstance(owner, nn.Module):
             return f"{type(owner).__name__}.{frame.f_code.co_name}, {Path(file).name} line {line}"
     return ""
-
-
-def place_of_node(node: fx.Node) -> str:
-    """Where the model makes this call."""
-    return str(node.meta.get(_PLACE, ""))
 
 
 def small_inputs(columns: int, edge_features: int, *, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -630,15 +626,14 @@ class _Tracer(fx.Tracer):
         try:
             with _as_it_was(self.root), torch.no_grad():
                 for at, one in enumerate(self.graph.nodes):
-                    if one in needed:
-                        self._samples[one] = self._inputs[at].clone() if one.op == "placeholder" else self._made(one)
+                    if one in needed and one.op == "placeholder":
+                        self._samples[one] = self._inputs[at].clone()
+                    elif one in needed:
+                        args, kwargs = fx.node.map_arg((one.args, one.kwargs), self._samples.__getitem__)
+                        self._samples[one] = called(self.root, one.op, one.target, args, kwargs)
         finally:
             self._traced_in = get_ident()
         return self._samples[node]
-
-    def _made(self, node: fx.Node) -> Any:
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._samples.__getitem__)
-        return called(self.root, node.op, node.target, args, kwargs)
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As it was before ``torch.compile``. One that looks at the edges itself is left whole, the innermost of those
@@ -694,7 +689,7 @@ class _Tracer(fx.Tracer):
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
-        node.meta[_PLACE] = place_in_model(walk_stack(sys._getframe(1)))
+        node.meta[PLACE] = place_in_model(walk_stack(sys._getframe(1)))
         if not torch.is_grad_enabled():
             self.without_gradients.add(node)
         return node

@@ -43,7 +43,8 @@ class Trimmed(nn.Module):
         for name, constant in plan.constants.items():
             self.register_buffer(name, constant, persistent=False)
         # Asked before anybody wraps their forward, as saving what they save elsewhere does.
-        self.given_targets = frozenset(name for name in plan.modules if _takes_targets(self.get_submodule(name)))
+        called = ((name, self.get_submodule(name)) for name in plan.modules)
+        self.given_targets = frozenset(n for n, m in called if type(m) in _TAKES_TARGETS and not replaced_functions(m))
 
     @classmethod
     def of(cls, model: nn.Module, network: Network) -> Self | None:
@@ -91,7 +92,7 @@ class _Plan:
         before: dict[fx.Node, int] = {}
         for node in reversed(graph.nodes):
             value = _rows_of(known.get(node))
-            along = _is_given_edges(node, known)
+            along = any(isinstance(known.get(source), Graph) for source in node.all_input_nodes)
             if node.op == "output":
                 after |= dict.fromkeys(node.all_input_nodes, 0)
                 continue
@@ -167,16 +168,8 @@ class _Run(fx.Interpreter):
         return int(self._rows[min(distance, len(self._rows) - 1)])
 
 
-def _takes_targets(module: nn.Module) -> bool:
-    return type(module) in _TAKES_TARGETS and not replaced_functions(module)
-
-
 def _rows_of(what: Any) -> Any:
     return what.rows if isinstance(what, Codes) else what
-
-
-def _is_given_edges(node: fx.Node, known: Mapping[fx.Node, Any]) -> bool:
-    return any(isinstance(known.get(source), Graph) for source in node.all_input_nodes)
 
 
 def _counted(what: Any, found: Any, rows: int) -> Any:
