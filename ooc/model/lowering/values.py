@@ -331,7 +331,7 @@ class Statistics:
 
     def gradient(self, rows_RC: Tensor) -> Tensor:
         """What the gradients of both moments add to those of some rows of the matrix itself, [R, C]."""
-        dtype, (d_mean, d_variance) = rows_RC.dtype, self._gradients
+        dtype, (d_mean, d_variance) = rows_RC.dtype, self._gradients.to(rows_RC.device)
         slope = (2 * d_variance / self._found.count).to(dtype)
         level = (d_mean / self._found.count).to(dtype)
         found: Tensor = (rows_RC - self._found.mean.to(dtype)) * slope + level
@@ -365,7 +365,7 @@ class Totals(Statistics):
         rows = rows_RC.detach().requires_grad_()
         with torch.enable_grad():
             total = self.function(rows)
-        (found,) = gradients_of([total], [rows], [self._gradients[0].to(total.dtype)])
+        (found,) = gradients_of([total], [rows], [self._gradients[0].to(total)])
         return torch.zeros_like(rows_RC) if found is None else found
 
 
