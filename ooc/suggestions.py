@@ -93,12 +93,8 @@ def _instead(name: str, owner: object, known: Iterable[str]) -> str:
 def did_you_mean_path(path: Path) -> str:
     """As `did_you_mean`, among what lies beside ``path``. Where its folder is not there, that is looked for first, and
     in it the rest."""
-    existing, rest = path, []
-    while not existing.exists() and existing != existing.parent:
-        rest.append(existing.name)
-        existing = existing.parent
-    found = existing
-    for name in reversed(rest):
+    found = existing = next((part for part in (path, *path.parents) if part.exists()), path)
+    for name in path.relative_to(existing).parts:
         if not (found / name).exists():
             likely = closest(name, _entries(found))
             if likely is None:

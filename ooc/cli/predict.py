@@ -103,9 +103,9 @@ def command(
 
     if (pairs is not None) != (what == "scores"):
         raise OptionError("--what scores and --pairs FILE go together")
-    out = out if out is not None else RunFolder.open(run).path / f"{what}.csv"
-    check_target(out, force=force)
     folder = RunFolder.open(run)
+    out = out if out is not None else folder.path / f"{what}.csv"
+    check_target(out, force=force)
     settle_memory(click.get_current_context(), sizes)
     given_now = with_one_memory({name: size for name, size in sizes.items() if size is not None})
     settings = TrainSettings.from_config({**folder.config, **given_now}, folder.path)

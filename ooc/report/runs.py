@@ -215,11 +215,9 @@ def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float | Non
     found: dict[str, dict[str, float | None] | None] = {}
     for name in _SCORES:
         values = [run[name] for run in runs if run[name] is not None]
-        if not values or len(values) < len(runs):
-            found[name] = None
-            continue
         std = statistics.stdev(values) if len(values) > 1 else None
-        found[name] = {"mean": statistics.fmean(values), "std": std}
+        is_known = values and len(values) == len(runs)
+        found[name] = {"mean": statistics.fmean(values), "std": std} if is_known else None
     return found
 
 
