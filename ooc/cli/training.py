@@ -39,6 +39,8 @@ from ooc.train.runs.run import RunFolder, holds_run
 from ooc.train.runs.seeds import SeedRuns
 from ooc.train.trainer import Trainer
 
+_INDENT = 10
+"""Columns of what a line is about."""
 _LOGS = {"csv": (CsvLog, "metrics.csv"), "tensorboard": (TensorBoardLog, "tensorboard")}
 
 
@@ -223,7 +225,8 @@ def _brief(
         )
     elif isinstance(trainer, SampledTrainer):
         lines += tables.describe_batches(trainer.loader, a_step=settings.accumulate, memory_bytes=trainer.memory_bytes)
-    tables.print_briefing(lines, console)
+    for what, text in lines:
+        print_hanging(f"{what:<{_INDENT}}", text, console)
     if report is None:
         return
     if verbosity >= Verbosity.DEBUG:
@@ -244,7 +247,7 @@ def _train_seeds(call: Call, runs: SeedRuns, settings: TrainSettings) -> None:
     call = replace(call, alone=False)
     if call.verbosity >= Verbosity.INFO:
         seeds = ", ".join(map(str, runs.seeds))
-        print_hanging("seeds     ", f"{seeds}: one run each, in {runs.path}", output())
+        print_hanging(f"{'seeds':<{_INDENT}}", f"{seeds}: one run each, in {runs.path}", output())
     if call.dry_run:
         run, own = _open_run(runs, settings, runs.seeds[0])
         with Reporter(verbosity=call.verbosity) as reporter, run:

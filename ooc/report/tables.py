@@ -23,7 +23,7 @@ from ooc.prefetch.engine import PAGE_BYTES
 from ooc.progress.figures import best_record, format_count, format_duration, format_scores
 from ooc.progress.live import Tier
 from ooc.progress.plan_report import PlanReport, lifetimes, stage_statistics
-from ooc.report.console import print_hanging, print_table, say
+from ooc.report.console import print_table, say
 from ooc.sizes import format_size
 from ooc.storage.store import Store, Task
 
@@ -33,15 +33,8 @@ if TYPE_CHECKING:
     from ooc.train.batched.graphs import Fit
     from ooc.train.metrics import Metric
 
-_INDENT = 10
-"""Columns of what a line is about."""
+
 _WHOLE = 100
-
-
-def print_briefing(lines: Sequence[tuple[str, str]], console: Console) -> None:
-    """What each is about, and what is to say of it, wrapped below itself."""
-    for what, text in lines:
-        print_hanging(f"{what:<{_INDENT}}", text, console)
 
 
 def describe_store(store: Store) -> str:
