@@ -407,7 +407,7 @@ def test_slab_buffers_are_filled_straight_for_later_sweeps_only(scarcer: Plan) -
     ("owner", "method", "forgetful"),
     [
         (FakeEvent, "wait", lambda self: None),
-        (DeviceWorkspace, "hold", lambda self, moved: self._device.hold(moved) if moved.of_stream else None),
+        (DeviceWorkspace, "hold", lambda self, moved: self.device.hold(moved) if moved.of_stream else None),
         (Transfers, "await_saved", lambda self, block: None),
         (DeviceWorkspace, "_await_left", lambda self, frame: None),
         (DeviceWorkspace, "_behind", lambda self, frame: []),
@@ -466,11 +466,11 @@ def without_passing(self: Transfers, *arguments: Any, **named: Any) -> None:
 
 
 def fill_at_once(self: DeviceWorkspace, block: int, memory: Tensor) -> Event:
-    return self._transfers.send(block, CopyTo.DEVICE, memory, [])
+    return self.transfers.send(block, CopyTo.DEVICE, memory, [])
 
 
 def write_at_once(self: DeviceWorkspace, block: int, step: int) -> None:
-    self._leaving[self._where[block]] = self._transfers.send(block, CopyTo.HOST, self._memory(block), [])
+    self._leaving[self._where[block]] = self.transfers.send(block, CopyTo.HOST, self._memory(block), [])
 
 
 make_transfers = Transfers.__init__
