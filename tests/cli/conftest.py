@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch_geometric.nn  # noqa: F401  (which warns where it is read first, which would be in a command then)
 
 from ooc import cli
 
