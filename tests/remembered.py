@@ -20,8 +20,8 @@ from torch_geometric.nn import MessagePassing
 
 from ooc.model.layers import opaque
 from ooc.model.layers.conformance import check_sizes, probe_layer
-from ooc.model.layers.content import Content, digest
 from ooc.model.layers.layer import Layer
+from ooc.model.layers.opaque import Content, digest
 from ooc.model.lowering import symbolic
 from ooc.model.lowering.symbolic import Calls
 from ooc.model.lowering.whole import with_arguments

@@ -17,7 +17,6 @@ from ooc.cli.arguments.settings import TrainSettings, check_sampling, model_name
 from ooc.errors import OptionError
 from ooc.events import ignore
 from ooc.memory import budgets_within, check_memory_alone, default_budgets, divide_memory
-from ooc.model.task import label_columns
 from ooc.plan import Hardware, Limits
 from ooc.plan.graphs import BIAS, GraphStatistics
 from ooc.plan.program.capacity import LINK_BYTES_PER_S, ExchangeForm, ExchangeWay
@@ -155,7 +154,7 @@ class Planning:
         features = f"{store.num_features} features ({store.array('x').dtype})" if store.num_features else "no features"
         return (
             f"{name}: {store.num_nodes:,} nodes, {store.num_edges:,} edges ({kind}), {features}, "
-            f"{store.num_classes} {'classes' if label_columns(store) == 1 else 'labels'}"
+            f"{store.num_classes} {'classes' if store.array('y').columns == 1 else 'labels'}"
         )
 
     def describe_training(self) -> str:

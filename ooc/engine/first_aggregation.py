@@ -105,6 +105,6 @@ def _stamp(store: Store, scaling: AnyScaling) -> dict[str, int]:
         side = RelationEdges(scaling.relation.folder, Direction.IN).value
     names = [x, f"{side}/indptr", f"{side}/indices"]
     names += [f"{side}/self_loops"] if store.self_loops(side) else []
-    if scaling.weighted:
+    if scaling.basic.weighted:
         names.append(f"{side}/{EDGE_WEIGHT}")
     return {"form": _FORM, **{name: store.checksum(name) for name in names}}

@@ -30,58 +30,7 @@ _CHUNK_ROWS = 1 << 16
 _CHUNK_EDGES = 1 << 18
 
 
-class _Weighing:
-    """What a way to weigh neighbours says, be it over all edges or those of one type."""
-
-    __slots__ = ()
-
-    @property
-    def basic(self) -> "Scaling":
-        """Whatever edges it is over."""
-        raise NotImplementedError
-
-    @property
-    def reversed(self) -> bool:
-        """Over out-neighbours, and by out-degrees."""
-        return self.basic.name.startswith("REVERSED")
-
-    @property
-    def weighted(self) -> bool:
-        """By the weights of the store's edges."""
-        return self.basic.value.startswith("weighted")
-
-    @property
-    def normalized(self) -> bool:
-        """By the degrees of both ends, before and after the sum, or of the sources alone."""
-        return not self.plain and self.basic not in (Scaling.MEAN, Scaling.MEAN_OF_ALL, Scaling.REVERSED_MEAN)
-
-    @property
-    def within_a_type(self) -> bool:
-        """Whether it scales both ends of edges, or adds self-loops, so that these are of one type."""
-        return self.normalized or self.loop_weight is not None
-
-    @property
-    def loop_weight(self) -> float | None:
-        """What a self-loop weighs that is added to a row without one; None: none is added."""
-        return _LOOP_WEIGHTS.get(self.basic)
-
-    @property
-    def may_vanish(self) -> bool:
-        """Whether a row may be scaled with 0: without self-loops there are rows without edges, and weights may be 0."""
-        return self.basic in _VANISHING or (self.weighted and self.normalized)
-
-    @property
-    def plain(self) -> bool:
-        """Whether nothing is scaled."""
-        return self.basic in (Scaling.SUM, Scaling.WEIGHTED_SUM, Scaling.REVERSED_SUM)
-
-    @property
-    def row_scalings(self) -> int:
-        """How often a row is scaled on its way to a sum."""
-        return (not self.plain) + self.normalized
-
-
-class Scaling(_Weighing, Enum):
+class Scaling(Enum):
     """How neighbours are weighted."""
 
     SUM = "sum"
@@ -106,12 +55,48 @@ class Scaling(_Weighing, Enum):
 
     @property
     def basic(self) -> "Scaling":
+        """Whatever edges it is over."""
         return self
 
     @property
     def label(self) -> str:
         """What matrices that are summed so are called by."""
         return self.name.lower()
+
+    @property
+    def reversed(self) -> bool:
+        """Over out-neighbours, and by out-degrees."""
+        return self.name.startswith("REVERSED")
+
+    @property
+    def weighted(self) -> bool:
+        """By the weights of the store's edges."""
+        return self.value.startswith("weighted")
+
+    @property
+    def normalized(self) -> bool:
+        """By the degrees of both ends, before and after the sum, or of the sources alone."""
+        return not self.plain and self not in (Scaling.MEAN, Scaling.MEAN_OF_ALL, Scaling.REVERSED_MEAN)
+
+    @property
+    def within_a_type(self) -> bool:
+        """Whether it scales both ends of edges, or adds self-loops, so that these are of one type."""
+        return self.normalized or self.loop_weight is not None
+
+    @property
+    def loop_weight(self) -> float | None:
+        """What a self-loop weighs that is added to a row without one; None: none is added."""
+        return _LOOP_WEIGHTS.get(self)
+
+    @property
+    def may_vanish(self) -> bool:
+        """Whether a row may be scaled with 0: without self-loops there are rows without edges, and weights may be 0."""
+        return self in _VANISHING or (self.weighted and self.normalized)
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is scaled."""
+        return self in (Scaling.SUM, Scaling.WEIGHTED_SUM, Scaling.REVERSED_SUM)
 
     def against_the_edges(self) -> "Scaling | None":
         """The same over neighbours at the other end; None where there is none."""
@@ -131,27 +116,23 @@ _VANISHING = (Scaling.GCN_NO_LOOPS, *LAPLACIANS, Scaling.REVERSED_GCN_NO_LOOPS)
 
 
 @dataclass(frozen=True, slots=True)
-class RelationScaling(_Weighing):
-    """``scaling`` of sums over the edges of one type, by their own degrees; of nodes of two types a sum or a mean.
+class RelationScaling:
+    """``basic`` of sums over the edges of one type, by their own degrees; of nodes of two types a sum or a mean.
     Attention and the like count as sums."""
 
-    scaling: Scaling
+    basic: Scaling
     relation: EdgeType
 
     def __post_init__(self) -> None:
-        assert not self.scaling.within_a_type or self.relation.source == self.relation.target
-
-    @property
-    def basic(self) -> Scaling:
-        return self.scaling
+        assert not self.basic.within_a_type or self.relation.source == self.relation.target
 
     @property
     def label(self) -> str:
-        return f"{self.scaling.label}.{self.relation.folder}"
+        return f"{self.basic.label}.{self.relation.folder}"
 
     @property
     def value(self) -> str:
-        return f"{self.scaling.value} over {self.relation}"
+        return f"{self.basic.value} over {self.relation}"
 
 
 AnyScaling = Scaling | RelationScaling
@@ -159,9 +140,8 @@ AnyScaling = Scaling | RelationScaling
 
 def ends_of(scaling: AnyScaling) -> tuple[str, str]:
     """The types of the nodes that are summed, and of those that get the sums; "" where there is but one."""
-    if not isinstance(scaling, RelationScaling):
-        return "", ""
-    return ends_of_edges(scaling.relation, flipped=scaling.reversed)
+    relation = scaling.relation if isinstance(scaling, RelationScaling) else None
+    return ends_of_edges(relation, flipped=scaling.basic.reversed)
 
 
 def ends_of_edges(relation: EdgeType | None, *, flipped: bool) -> tuple[str, str]:
@@ -172,7 +152,8 @@ def ends_of_edges(relation: EdgeType | None, *, flipped: bool) -> tuple[str, str
 
 @dataclass(frozen=True, slots=True)
 class RowScaling:
-    """What one scaling does to every row, in host memory: ``scale_N1`` and ``self_N1`` in the compute dtype.
+    """What one scaling does to every row, in host memory: ``scale_N1`` and ``self_N1`` in the compute dtype. They go to
+    a device tile by tile.
 
     ``before``: rows are scaled before the sum, ``after``: and behind it. ``self_term``: every row counts itself once;
     ``self_N1`` then holds what its self-loop weighs minus the self-loops already among its edges, ``None`` where that
@@ -189,11 +170,13 @@ class RowScaling:
         """What these rows are multiplied by as summands of their own, where ``source`` is."""
         if not self.self_term:
             return None
-        return 1.0 if self.self_N1 is None else _next_to(self.self_N1[rows], source)
+        return 1.0 if self.self_N1 is None else self.self_N1[rows].to(source.device, non_blocking=True)
 
     def scale(self, start: int, rows_RC: Tensor) -> Tensor | None:
         """[R, 1] factors after the sum for rows from ``start`` on, where these are; ``None`` for a plain sum."""
-        return None if self.scale_N1 is None else _next_to(self.scale_N1[start : start + rows_RC.shape[0]], rows_RC)
+        if self.scale_N1 is None:
+            return None
+        return self.scale_N1[start : start + len(rows_RC)].to(rows_RC.device, non_blocking=True)
 
 
 _PLAIN = RowScaling()
@@ -225,11 +208,6 @@ class GraphRows:
         """The most edges of any row, 0 where nothing is known of them."""
         offsets = self.offsets.get(direction, np.zeros(1, dtype=np.int64))
         return _most_edges(lambda start, stop: offsets[start:stop], len(offsets) - 1)
-
-
-def _next_to(constants_R1: Tensor, rows_RC: Tensor) -> Tensor:
-    """What is known of rows, where these are: they wait on the host, and go to a device tile by tile."""
-    return constants_R1.to(rows_RC.device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,30 +243,21 @@ class ActiveRows:
         return cls(nodes, (nodes,) * (depth + 1), (nodes,) * (depth + 1))
 
     @classmethod
-    def all_of(cls, store: Store, depth: int) -> "ActiveRows":
-        """The same of a store."""
-        if store.types is None:
-            return cls.everything(store.num_nodes, depth)
-        others = {name: cls.everything(nodes, depth) for name, nodes in store.types.nodes.items()}
-        return replace(others[store.types.labelled], others=others)
-
-    @classmethod
-    def of_store(cls, store: Store, depth: int) -> "ActiveRows":
-        """What a store in hop order lets one leave out, by the counts it was written with."""
-        if store.attributes.get("order") != "hop":
-            return cls.all_of(store, depth)
+    def of_store(cls, store: Store, depth: int, *, everything: bool = False) -> "ActiveRows":
+        """What a store in hop order lets one leave out, by the counts it was written with; nothing in any other, or if
+        it is to be ``everything``."""
+        types, attributes = store.types, store.attributes
+        nodes = {"": store.num_nodes} if types is None else types.nodes
 
         def up_to(counts: Sequence[int]) -> tuple[int, ...]:
             return tuple(max(1, int(counts[min(d, len(counts) - 1)])) for d in range(depth + 1))
 
-        if store.types is None:
-            hops, train_hops = store.attributes["hops"], store.attributes["train_hops"]
-            return cls(store.num_nodes, up_to(train_hops), up_to(hops))
-        found = {
-            name: cls(store.types.nodes[name], up_to(train_hops), up_to(hops))
-            for name, (hops, train_hops) in store.types.hops.items()
-        }
-        return replace(found[store.types.labelled], others=found)
+        if everything or attributes.get("order") != "hop":
+            found = {name: cls.everything(count, depth) for name, count in nodes.items()}
+        else:
+            hops = {"": (attributes["hops"], attributes["train_hops"])} if types is None else types.hops
+            found = {name: cls(nodes[name], up_to(train), up_to(scored)) for name, (scored, train) in hops.items()}
+        return found[""] if types is None else replace(found[types.labelled], others=found)
 
 
 def damaged(store: Store, array: str) -> StoreError:
@@ -301,18 +270,16 @@ def directions(store: Store) -> tuple[Direction, ...]:
     return (Direction.IN,) if store.undirected else (Direction.IN, Direction.OUT)
 
 
-def _swept(store: Store) -> tuple[Direction, ...]:
-    """The same, features that are kept without their zeros, and links."""
-    features = (Direction.FEATURES,) if store.sparse_features is not None else ()
-    return (*directions(store), *features, *_of_links(store))
-
-
 _OF_GRAPHS = (Direction.IN, Direction.OUT, Direction.FEATURES)
 
 
-def _of_links(store: Store) -> list[Direction]:
-    """The topologies of links beside the graph's own."""
-    return [side for side in Direction if side not in _OF_GRAPHS and store.has(f"{side.value}/indptr")]
+def _swept(store: Store) -> tuple[Direction, ...]:
+    """The same, features that are kept without their zeros, and links; of a graph with types links alone."""
+    links = [side for side in Direction if side not in _OF_GRAPHS and store.has(f"{side.value}/indptr")]
+    if store.types is not None:
+        return (*links,)
+    features = (Direction.FEATURES,) if store.sparse_features is not None else ()
+    return (*directions(store), *features, *links)
 
 
 def are_between_types(store: Store, direction: EdgesKey) -> bool:
@@ -328,7 +295,6 @@ def reverse_of(store: Store, direction: EdgesKey) -> EdgesKey | None:
     if isinstance(direction, RelationEdges):
         other = Direction.OUT if direction.direction is Direction.IN else Direction.IN
         return replace(direction, direction=other)
-    known = _swept(store) if store.types is None else ()
     found = {
         Direction.IN: directions(store)[-1],
         Direction.OUT: Direction.IN,
@@ -336,42 +302,38 @@ def reverse_of(store: Store, direction: EdgesKey) -> EdgesKey | None:
         Direction.SCORED_LINKS: Direction.SCORED_LINKS_REVERSED,
     }
     side = found.get(direction) if isinstance(direction, Direction) else None
-    return side if side in known else None
+    return side if store.types is None and side in _swept(store) else None
 
 
 def topologies(store: Store, scalings: Collection[AnyScaling]) -> list[EdgesKey]:
     """All that a network whose sums are scaled so may pull over: of a graph with types, over its own edge types."""
-    if store.types is None:
-        return [*_swept(store)]
     relations = dict.fromkeys(s.relation for s in scalings if isinstance(s, RelationScaling))
     edges = [RelationEdges(one.folder, side) for one in relations for side in (Direction.IN, Direction.OUT)]
-    return [*edges, *_of_links(store)]
+    return [*edges, *_swept(store)]
 
 
 def offset_itemsize(store: Store) -> int:
-    sides: Sequence[EdgesKey] = _swept(store) if store.types is None else _of_links(store)
     of_types = [] if store.types is None else store.types.edges.values()
-    most = max([*of_types, *(store.topology(side.value)[1].shape[0] for side in sides)])
+    most = max([*of_types, *(store.topology(side.value)[1].shape[0] for side in _swept(store))])
     return 4 if most < 2**31 else 8
 
 
 def rows_nbytes(store: Store, scalings: Collection[AnyScaling], itemsize: int, *, on_device: bool) -> int:
     """Host bytes that ``load_rows`` will take, for admission beforehand; a bound, where there may be long rows."""
-    if store.types is not None:
-        ends = sum(store.topology(key.value)[0].shape[0] for key in topologies(store, scalings))
-        rows = (((not s.plain) + _counts_own(store, s)) * store.types.nodes[ends_of(s)[1]] for s in scalings)
-        return ends * offset_itemsize(store) + sum(rows) * itemsize
-    constants = sum((not scaling.plain) + _counts_own(store, scaling) for scaling in scalings)
-    offsets = len(_swept(store)) * offset_itemsize(store)
-    parts = 2 * most_parts(store.num_edges) * offsets if on_device else 0
-    return (store.num_nodes + 1) * (offsets + constants * itemsize) + parts
+    places = constants = 0
+    for side in topologies(store, scalings):
+        indptr, indices = store.topology(side.value)
+        places += indptr.shape[0] + 2 * on_device * most_parts(indices.shape[0])
+    for scaling in scalings:
+        rows = store.num_nodes if store.types is None else store.types.nodes[ends_of(scaling)[1]]
+        constants += rows * ((not scaling.basic.plain) + _counts_own(store, scaling))
+    return places * offset_itemsize(store) + constants * itemsize
 
 
 def _counts_own(store: Store, scaling: AnyScaling) -> bool:
     """Whether what a row's self-loop adds differs from row to row, or from 1."""
-    if scaling.basic in LAPLACIANS:
-        return _self_loops(store, scaling) > 0
-    return scaling.loop_weight is not None and (_self_loops(store, scaling) > 0 or scaling.loop_weight != 1.0)
+    weight = 1.0 if scaling.basic in LAPLACIANS else scaling.basic.loop_weight
+    return weight is not None and (_self_loops(store, scaling) > 0 or weight != 1.0)
 
 
 def _self_loops(store: Store, scaling: AnyScaling) -> int:
@@ -400,7 +362,7 @@ def load_rows(store: Store, scalings: Collection[AnyScaling], dtype: torch.dtype
 
 def _counted_by(store: Store, scaling: AnyScaling) -> EdgesKey:
     """The topology whose degrees it goes by."""
-    by_out_degrees = scaling.reversed or scaling.basic in LAPLACIANS
+    by_out_degrees = scaling.basic.reversed or scaling.basic in LAPLACIANS
     if isinstance(scaling, RelationScaling):
         return RelationEdges(scaling.relation.folder, Direction.OUT if by_out_degrees else Direction.IN)
     return directions(store)[-1] if by_out_degrees else Direction.IN
@@ -437,8 +399,7 @@ def load_offsets(store: Store, direction: EdgesKey) -> npt.NDArray[np.signedinte
 def most_joined(store: Store) -> float:
     """Edges, or links of a step, of which there are most, by rows. (Those that are scored leave nothing behind.) Of a
     graph with types links alone."""
-    sides = _swept(store) if store.types is None else _of_links(store)
-    found = [store.topology(side.value) for side in sides if side.of_edges or side is Direction.LINKS]
+    found = [store.topology(side.value) for side in _swept(store) if side.of_edges or side is Direction.LINKS]
     return max((indices.shape[0] / (indptr.shape[0] - 1) for indptr, indices in found), default=0.0)
 
 
@@ -448,7 +409,7 @@ def most_edges(store: Store, relation: EdgeType | None = None) -> int:
     if relation is not None:
         sides: Sequence[EdgesKey] = [RelationEdges(relation.folder, side) for side in (Direction.IN, Direction.OUT)]
     else:
-        sides = [side for side in (_swept(store) if store.types is None else _of_links(store)) if side in known]
+        sides = [side for side in _swept(store) if side in known]
     offsets = (store.topology(side.value)[0] for side in sides)
     return max((_most_edges(array.read, array.shape[0] - 1) for array in offsets), default=0)
 
@@ -464,9 +425,10 @@ def _row_scaling(
 ) -> RowScaling:
     """What ``scaling`` does to the store's rows, whose in-edges (or out-edges) begin at ``into_rows``
     [N+1]."""
-    if scaling.plain:
+    basic = scaling.basic
+    if basic.plain:
         return _PLAIN
-    n, fill, basic = len(into_rows) - 1, scaling.loop_weight, scaling.basic
+    n, fill = len(into_rows) - 1, basic.loop_weight
     counts_loops = fill is not None or basic in LAPLACIANS
     side = _in_edges(scaling).value if counts_loops and _self_loops(store, scaling) else None
     scale = _row_constants(n, dtype)
@@ -476,7 +438,7 @@ def _row_scaling(
         into = into_rows[start : stop + 1]
         degree, loop = (
             _weighted_degrees(store, into, start, scaling)
-            if scaling.weighted
+            if basic.weighted
             else _degrees(store, side, into, start, self_term=fill is not None)
         )
         if basic in LAPLACIANS and not basic.weighted:  # to make self-loops one takes one more than to make them none
@@ -484,7 +446,7 @@ def _row_scaling(
             degree = degree + loop
         if own is not None:
             own[start:stop, 0] = loop
-        if scaling.normalized:
+        if basic.normalized:
             inverse = degree.to(dtype).pow(-1.0 if basic in RANDOM_WALKS else -0.5)
             scale[start:stop, 0] = inverse.masked_fill(degree == 0, 0.0)
         else:
@@ -492,7 +454,7 @@ def _row_scaling(
             scale[start:stop, 0] = 1.0 / degree.clamp(min=1).to(kind)
     self_term = fill is not None or own is not None
     after = basic not in RANDOM_WALKS
-    return RowScaling(scale, before=scaling.normalized, after=after, self_term=self_term, self_N1=own)
+    return RowScaling(scale, before=basic.normalized, after=after, self_term=self_term, self_N1=own)
 
 
 def _row_constants(rows: int, dtype: torch.dtype) -> Tensor:
@@ -529,7 +491,7 @@ def _weighted_degrees(
     what makes of a row's self-loops the one that counts. Both in float64. Raises ModelError for a sum below zero, which
     has no square root, and for a weight below zero in a Laplacian, whose largest entry PyG looks for.
     """
-    rows, loop_weight, side = len(into_rows) - 1, scaling.loop_weight, _counted_by(store, scaling).value
+    rows, loop_weight, side = len(into_rows) - 1, scaling.basic.loop_weight, _counted_by(store, scaling).value
     laplacian = scaling.basic in LAPLACIANS
     degree, loops = np.zeros(rows), np.zeros(rows)
     counts = np.full(rows, 0.0 if loop_weight is None else loop_weight)

@@ -5,12 +5,7 @@ import torch
 from torch import Tensor
 
 from ooc.errors import StoreError
-from ooc.storage.store import Store, Task
-
-
-def label_columns(store: Store) -> int:
-    """Columns of ``y``."""
-    return store.array("y").columns
+from ooc.storage.store import Task
 
 
 class Targets:

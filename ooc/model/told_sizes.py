@@ -10,7 +10,7 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from enum import Enum, auto
 from types import FrameType
 from typing import Any
@@ -64,18 +64,8 @@ class ToldSize(int):
     def __float__(self) -> float:
         return float(self.told)
 
-    def __abs__(self) -> "ToldSize":
-        return self if self.told >= 0 else -self
-
-    def __neg__(self) -> "ToldSize":
-        return ToldSize(-_true(self), -self.told, is_plain=self.is_plain)
-
     def __divmod__(self, other: Any) -> Any:
         return self // other, self % other
-
-    def __round__(self, digits: Any = 0) -> "ToldSize":
-        true, told = round(_true(self), digits), round(self.told, digits)
-        return ToldSize(true, told, is_plain=self.is_plain, is_count=False)
 
     def __floor__(self) -> "ToldSize":
         return self
@@ -90,12 +80,6 @@ class ToldSize(int):
     def bit_length(self) -> int:
         return self.told.bit_length()
 
-    def __truediv__(self, other: Any) -> Any:
-        return self.told / _told(other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return _told(other) / self.told
-
     def __hash__(self) -> int:
         return hash(_true(self))
 
@@ -106,16 +90,17 @@ class ToldSize(int):
         return not self == other
 
 
-def _counted(compute: Callable[[Any, Any], Any], *, is_count: bool) -> Callable[[Any, Any], Any]:
-    """``compute`` of two numbers, of which the first is told as another."""
+def _counted(compute: Callable[..., Any], *, is_count: bool) -> Callable[..., Any]:
+    """``compute`` of one or two numbers, of which the first is told as another."""
 
-    def method(one: ToldSize, other: Any) -> Any:
-        if not isinstance(other, (int, float)):
+    def method(one: ToldSize, *others: Any) -> Any:
+        if not all(other is None or isinstance(other, (int, float)) for other in others):
             return NotImplemented
-        told = compute(one.told, _told(other))
+        told = compute(one.told, *map(_told, others))
         if not isinstance(told, int):
             return told
-        return ToldSize(compute(_true(one), _true(other)), told, is_plain=one.is_plain, is_count=is_count)
+        true = compute(_true(one), *map(_true, others))
+        return ToldSize(true, told, is_plain=one.is_plain, is_count=is_count)
 
     return method
 
@@ -147,10 +132,13 @@ def _reversed(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 for _name, _compare in _COMPARISONS.items():
     setattr(ToldSize, f"__{_name}__", _compared(_compare))
-for _name in ("add", "sub", "mul", "floordiv", "mod", "rshift", "pow"):
+for _name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "rshift", "pow"):
     _compute, _counts = getattr(operator, _name), _name in ("add", "sub", "mul")
     setattr(ToldSize, f"__{_name}__", _counted(_compute, is_count=_counts))
     setattr(ToldSize, f"__r{_name}__", _counted(_reversed(_compute), is_count=_counts))
+ToldSize.__abs__ = _counted(abs, is_count=True)  # type: ignore[method-assign]
+ToldSize.__neg__ = _counted(operator.neg, is_count=True)  # type: ignore[method-assign]
+ToldSize.__round__ = _counted(round, is_count=False)  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -171,31 +159,32 @@ def logarithms_told() -> Iterator[None]:
             setattr(module, name, function)
 
 
-def sizes_told(
-    least: int, ratios: Mapping[int, float], usual: float, telling: Telling
-) -> AbstractContextManager[TorchFunctionMode]:
-    """Within, sizes from ``least`` on are told by their ratio: those in ``ratios``, all others by ``usual``. Within
-    ``logarithms_told``, to these, too."""
-    mode = _PlainSizes if telling is Telling.GIVEN else _ToldSizes
-    return mode(least, ratios, usual, plainly=telling is Telling.TAKEN)
-
-
 def _of_told(function: Callable[..., float]) -> Callable[..., float]:
     return lambda *given: function(*map(_told, given))
 
 
-class _ToldSizes(TorchFunctionMode):
-    def __init__(self, least: int, ratios: Mapping[int, float], usual: float, *, plainly: bool) -> None:
+class SizesTold(TorchFunctionMode):
+    """Within, sizes from ``least`` on are told by their ratio: those in ``ratios``, all others by ``usual``. Within
+    ``logarithms_told``, to these, too."""
+
+    def __init__(self, least: int, ratios: Mapping[int, float], usual: float, telling: Telling) -> None:
         super().__init__()
-        self._least, self._ratios, self._usual, self._plainly = least, ratios, usual, plainly
+        self._least, self._ratios, self._usual, self._telling = least, ratios, usual, telling
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        name = getattr(func, "__name__", "").strip("_")
-        if name in _COMPARISONS and len(args) == 2 and _is_count(args[0]) and type(args[1]) is int:
+        name, is_given = getattr(func, "__name__", "").strip("_"), self._telling is Telling.GIVEN
+        is_compared = name in _COMPARISONS and not is_given
+        if is_compared and len(args) == 2 and _is_count(args[0]) and type(args[1]) is int:
             return torch.tensor(_COMPARISONS[name](self._size(int(args[0])), args[1])).view(args[0].shape)
         result = func(*args, **(kwargs or {}))
+        if is_given:
+            if not _is_asked_by_user():
+                return result
+            if isinstance(result, torch.Size):
+                return torch.Size([self._plain(size) for size in result])
+            return self._plain(result) if type(result) is int and name == "size" else result
         if isinstance(result, torch.Size):
             return torch.Size([self._size(size) for size in result])
         if type(result) is not int:
@@ -204,13 +193,10 @@ class _ToldSizes(TorchFunctionMode):
             case "size":
                 return self._size(result)
             case "numel" | "nelement":
-                told = 1
-                for size in args[0].shape:
-                    told *= self._size(size)
-                return told
+                return math.prod(map(self._size, args[0].shape))
             case "item" if _is_count(args[0]):
                 return self._size(result)
-            case "len" | "int" | "index" if self._plainly and _is_asked_by_user():
+            case "len" | "int" | "index" if self._telling is Telling.TAKEN and _is_asked_by_user():
                 return self._plain(result)
             case _:
                 return result
@@ -222,22 +208,8 @@ class _ToldSizes(TorchFunctionMode):
         true = _true(size)
         if true < self._least:
             return size
-        return ToldSize(true, round(true * self._ratios.get(true, self._usual)), is_plain=self._plainly)
-
-
-class _PlainSizes(_ToldSizes):
-    """Tells plain numbers where user's code asks for sizes, and nothing else: what Python computes of such, and of a
-    number with a point first, asks nobody."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if not _is_asked_by_user():
-            return result
-        if isinstance(result, torch.Size):
-            return torch.Size([self._plain(size) for size in result])
-        return self._plain(result) if type(result) is int and getattr(func, "__name__", "") == "size" else result
+        told = round(true * self._ratios.get(true, self._usual))
+        return ToldSize(true, told, is_plain=self._telling is Telling.TAKEN)
 
 
 def _is_asked_by_user() -> bool:

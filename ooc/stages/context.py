@@ -193,13 +193,13 @@ class StageContext:
         """Of the edges that are summed over; of those that its gradient is, with ``backward``."""
         if isinstance(scaling, RelationScaling):
             return RelationEdges(
-                scaling.relation.folder, Direction.IN if scaling.reversed == backward else Direction.OUT
+                scaling.relation.folder, Direction.IN if scaling.basic.reversed == backward else Direction.OUT
             )
-        return Direction.IN if scaling.reversed == backward else self.backward_direction
+        return Direction.IN if scaling.basic.reversed == backward else self.backward_direction
 
     def along(self, aggregate: EdgeAggregate) -> EdgesKey:
         """The edges that targets pull along."""
-        return self.direction(aggregate.scaling) if aggregate.scaling.reversed else aggregate.direction
+        return self.direction(aggregate.scaling) if aggregate.scaling.basic.reversed else aggregate.direction
 
     def scale(self, rows: Tensor, tile: Tile, scaling: AnyScaling, *, after: bool) -> Tensor | None:
         """The factors of the tile's first rows, as many as ``rows`` has, before a sum or after it [R, 1], where these

@@ -209,7 +209,9 @@ class Program:
         # by rows, and gradients that several values give are added up.
         values = sum(columns[name] for name in names if name != self.context.sparse) + 2 * sum(stores.values())
         if pull is not None and isinstance(kernel, AnyScaling):
-            values += (2 * kernel.row_scalings + 3 * (kernel.loop_weight is not None)) * columns[pull.source]
+            basic = kernel.basic
+            scalings = (not basic.plain) + basic.normalized  # of a row on its way to a sum
+            values += (2 * scalings + 3 * (basic.loop_weight is not None)) * columns[pull.source]
         if scoring:
             values += scored * self.schedule.output.columns
         reaching, users = active.training_rows, self.schedule.users

@@ -254,7 +254,7 @@ class Schedule:
             return None
         user = later[0]
         pulled = self.pulled(self.stage[user])
-        if pulled is None or not pulled.source.trains or pulled.scaling.may_vanish:
+        if pulled is None or not pulled.source.trains or pulled.scaling.basic.may_vanish:
             return None
         if isinstance(pulled, EdgeAggregate):
             return None

@@ -11,7 +11,6 @@ from ooc.kernels.aggregate import sums_rows_of
 from ooc.kernels.pulls import are_compiled
 from ooc.model.graph import GraphRows, are_between_types, ends_of, reverse_of
 from ooc.model.lowering.network import Network
-from ooc.model.task import label_columns
 from ooc.plan.layout.shuffle import GatheredRows
 from ooc.plan.layout.temporaries import most_edges
 from ooc.plan.moves import LINE_BYTES
@@ -76,7 +75,7 @@ def store_matrices(store: Store) -> tuple[str, ...]:
 def matrix_columns(network: Network, store: Store) -> dict[str, int]:
     """Columns of the matrices that are there before any stage."""
     features = {"": store.num_features} if store.types is None else store.types.features
-    columns = {name: 1 for name in LABELS} | {"y": label_columns(store)}
+    columns = {name: 1 for name in LABELS} | {"y": store.array("y").columns}
     columns |= {features_name(space): width for space, width in features.items()}
     return columns | {network.first_aggregation(s): features[ends_of(s)[0]] for s in network.aggregated_once}
 
@@ -131,7 +130,7 @@ def describe_workload(
         threads=threads,
         tasks_ahead=ahead,
         # Weights are of the type that is summed, and would be rounded to it.
-        sums_as_kept=sums_rows_of(spill_dtype, network.dtype) and not any(s.weighted for s in network.scalings),
+        sums_as_kept=sums_rows_of(spill_dtype, network.dtype) and not any(s.basic.weighted for s in network.scalings),
         dtype=str(network.dtype).removeprefix("torch."),
         recomputed=tuple(
             Matrix(name, height, columns, itemsize, Kind.SCRATCH)

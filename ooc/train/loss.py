@@ -24,8 +24,7 @@ from torch import Tensor, nn
 
 from ooc.errors import ModelError, StoreError
 from ooc.kernels.tensors import fractions
-from ooc.model.task import label_columns
-from ooc.model.told_sizes import Telling, logarithms_told, sizes_told
+from ooc.model.told_sizes import SizesTold, Telling, logarithms_told
 from ooc.storage.array import AnyArray
 from ooc.storage.store import Store, Task
 
@@ -132,7 +131,7 @@ def resolve_loss(
         return _cross_entropy(loss, store, outputs, place)
     if isinstance(loss, _ELEMENTWISE) and kind in _ELEMENTWISE:
         _require(task is not Task.CLASSES, loss, "takes a row of targets a node", task)
-        labels = label_columns(store)
+        labels = store.array("y").columns
         if outputs != labels:
             raise ModelError(f"the model has {outputs} outputs, loss {kind.__name__} needs {labels}, one a label")
         for name, buffer in loss.named_buffers():
@@ -411,7 +410,7 @@ def _tried(loss: RowsLoss, store: Store, task: Task, outputs: int, dtype: torch.
     for telling in Telling:
         widths = dict.fromkeys((*labels.shape[1:], outputs), 1.0)
         try:
-            with logarithms_told(), sizes_told(len(labels), widths, ratio, telling):
+            with logarithms_told(), SizesTold(len(labels), widths, ratio, telling):
                 found = loss(outputs_rC.to(place), labels.to(place))
         except Exception:  # of the user's code, which may make tensors of these sizes
             continue
@@ -478,14 +477,14 @@ def _tried_labels(store: Store, task: Task, dtype: torch.dtype, generator: torch
         case Task.CLASSES:
             yield from _tried_classes(store.num_classes, generator)
         case Task.MULTILABEL:
-            shape = (_TRIED_ROWS, label_columns(store))
+            shape = (_TRIED_ROWS, store.array("y").columns)
             for _ in range(_LEAST_TRIALS):
                 # Rows of no label, of every label, of a few and of about half.
                 shares = torch.rand(_TRIED_ROWS, 1, generator=generator)
                 shares[0], shares[1], shares[2] = 0, 1, 1 / shape[1]
                 yield (torch.rand(shape, generator=generator) < shares).to(dtype)
         case Task.VALUES:
-            shape = (_TRIED_ROWS, label_columns(store))
+            shape = (_TRIED_ROWS, store.array("y").columns)
             for _ in range(_LEAST_TRIALS):
                 values = torch.randn(shape, generator=generator, dtype=dtype)
                 yield values

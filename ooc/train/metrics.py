@@ -20,7 +20,6 @@ from torch import Tensor
 from ooc.errors import OptionError
 from ooc.kernels.tensors import largest_columns
 from ooc.model.lowering.values import TileMoments
-from ooc.model.task import label_columns
 from ooc.storage.store import SPLITS, Store, Task
 from ooc.suggestions import check_choice
 
@@ -310,7 +309,7 @@ def make_scorer(store: Store, metric: Metric | None, *, rows: int, outputs: int,
     if metric is Metric.R2 and store.num_incomplete:
         raise OptionError(f"metric r2 is of labels that are all there, {store.path} misses some; use mae")
     of_classes = store.task is Task.CLASSES
-    needed = store.num_classes if of_classes else label_columns(store)
+    needed = store.num_classes if of_classes else store.array("y").columns
     if outputs < needed or (outputs != needed and not of_classes):
         if asked is not None:
             each = "class" if of_classes else "label"
@@ -336,7 +335,7 @@ class RankingScorer(Scorer):
         super().__init__(metric, outputs=0)
         self._store = store
         self._rank = RANKINGS[metric]
-        columns = label_columns(store)
+        columns = store.array("y").columns
         self._shape = (rows, columns)
         # Logits as they are, or the margin between two, which float64 takes without rounding ties.
         single = dtype is torch.float32 and store.task is Task.MULTILABEL

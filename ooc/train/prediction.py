@@ -366,7 +366,7 @@ def _shown(node: int | bytes) -> str:
 def _reaching(store: Store, wanted: Wanted | None, depth: int, listener: Listener) -> ActiveRows:
     """By hops before the wanted rows, the leading rows that hold all that can reach them."""
     if wanted is None or store.types is not None:
-        return ActiveRows.all_of(store, depth)
+        return ActiveRows.of_store(store, depth, everything=True)
     seeds = np.zeros(store.num_nodes, dtype=np.bool_)
     seeds[wanted.rows] = True
     hops = nearest(store, [seeds], depth, listener)

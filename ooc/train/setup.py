@@ -266,7 +266,7 @@ def lower_model(
 
     def active_rows(hops: int) -> ActiveRows:
         if Saving.ACTIVE_ROWS not in savings:
-            return ActiveRows.all_of(store, hops)
+            return ActiveRows.of_store(store, hops, everything=True)
         return whole_tiles(ActiveRows.of_store(store, hops), resources.tile_rows)
 
     def edges_per_row(scaling: AnyScaling) -> float:

@@ -235,7 +235,7 @@ def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def probed(conv: MessagePassing) -> ProbeResult:
     layer, _ = layer_of(conv, "Layer", [Features(0, 4), Graph()], {})
     module = sharing(conv, "Layer")
-    return probe_layer(layer, module, columns=4, edge_features=0, dtype=torch.float32, record=True)
+    return probe_layer(layer, module, edge_features=0, dtype=torch.float32, record=True)
 
 
 @pytest.mark.thorough("quantiles, lower", "quantiles, midpoint", "quantiles, nearest", "lowest of all", "put")

@@ -17,7 +17,7 @@ from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.kernels.functions import Gatv2, Rectified, TransformerAttention
 from ooc.kernels.gat import SOURCE_SCALARS, TARGET_SCALARS, GatHeads
 from ooc.kernels.pulls import BY_DEVICE
-from ooc.model.layers.edge_functions import EdgeTerm, FunctionAttention, FunctionSum
+from ooc.model.layers.edge_functions import NO_TERM, EdgeTerm, FunctionAttention, FunctionSum
 from ooc.model.layers.per_edge import AttentionOptions, EdgeAggregate
 from ooc.model.lowering.values import Features
 from tests.gpu.device import cut, edge_function, gat, launch, maximum, sums
@@ -119,7 +119,7 @@ OPTIONS = AttentionOptions(HEADS, CHANNELS, SelfLoops.EXACTLY_ONE, 0.0, 0)
 ATT = nn.Parameter(torch.zeros(1, HEADS, CHANNELS))
 
 
-def gatv2(term: EdgeTerm | None) -> EdgeAggregate:
+def gatv2(term: EdgeTerm = NO_TERM) -> EdgeAggregate:
     source, target = Features(0, WIDTH), Features(1, WIDTH)
 
     def functions(groups: range) -> Gatv2:
@@ -129,7 +129,7 @@ def gatv2(term: EdgeTerm | None) -> EdgeAggregate:
 
 
 AGGREGATES: dict[str, Callable[[], EdgeAggregate]] = {
-    "GATv2": lambda: gatv2(None),
+    "GATv2": gatv2,
     "GATv2, features, self-loops": lambda: gatv2(LOOPS),
     "Transformer, features": lambda: FunctionAttention(
         2,

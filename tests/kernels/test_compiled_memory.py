@@ -108,11 +108,11 @@ AGGREGATES: dict[str, Callable[[], EdgeAggregate]] = {
     "two factors of both ends": lambda: FunctionSum(
         *(2, Features(0, 2 * WIDTH), Features(1, 2 * WIDTH)),
         channels=CHANNELS, columns=WIDTH, functions=lambda groups: Product(len(groups), (Factor(), Factor())),
-        term=None, keep=True,
+        keep=True,
     ),
     "scaled and shifted": lambda: FunctionSum(
         *(2, Features(0, WIDTH), Features(1, 2 * WIDTH)),
-        channels=CHANNELS, columns=WIDTH, functions=scaled_and_shifted, term=None, keep=True,
+        channels=CHANNELS, columns=WIDTH, functions=scaled_and_shifted, keep=True,
     ),
     "GINE": lambda: FunctionSum(
         1, Features(0, WIDTH), channels=1, functions=lambda groups: Rectified(), term=term_of(LINEAR, 1), keep=True

@@ -57,10 +57,8 @@ def general(conv: MessagePassing) -> Opaque:
     source = Linear(1, Features(0, WIDTH), nn.Parameter(torch.randn(WIDTH, WIDTH)))
     layer, _ = layer_of(conv, "Layer", [source, Graph()], {})
     module = sharing(conv, "Layer")
-    findings = probe_layer(layer, module, columns=WIDTH, edge_features=0, dtype=torch.float32, record=True)
-    return Opaque(
-        2, source, layer, module, findings, site=1, keep=True, against=False, most_edges=0, all_edges=math.inf
-    )
+    findings = probe_layer(layer, module, edge_features=0, dtype=torch.float32, record=True)
+    return Opaque(2, source, layer, module, findings, site=1, keep=True, most_edges=0, all_edges=math.inf)
 
 
 LAYERS: dict[str, Callable[[], MessagePassing]] = {
@@ -104,8 +102,8 @@ def test_bounds_of_two_types(of_targets: int, degree: int) -> None:
     conv = BothEnds(WIDTH, of_targets)
     layer, _ = layer_of(conv, "Layer", [(source, target), Graph()], {})
     module = sharing(conv, "Layer")
-    findings = probe_layer(layer, module, columns=layer.columns, edge_features=0, dtype=torch.float32, record=True)
-    options: dict[str, Any] = {"site": 1, "keep": True, "against": False, "most_edges": 0, "all_edges": math.inf}
+    findings = probe_layer(layer, module, edge_features=0, dtype=torch.float32, record=True)
+    options: dict[str, Any] = {"site": 1, "keep": True, "most_edges": 0, "all_edges": math.inf}
     aggregate = Opaque(2, source, layer, module, findings, target=target, **options)
     indices = torch.randint(0, NODES, (ROWS, degree)).sort().values.view(-1).int()
     tile = TileEdges(indices, torch.arange(ROWS + 1, dtype=torch.int32) * degree, 0, NODES)

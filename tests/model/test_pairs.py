@@ -56,7 +56,7 @@ def tried(
 
     monkeypatch.setattr(_Probe, "check_tiles", check_tiles)
     layer, _ = layer_of(conv, "Layer", [Features(0, WIDTH), Graph()], {})
-    options: dict[str, Any] = {"columns": WIDTH, "edge_features": 0, "dtype": torch.float32, "record": record}
+    options: dict[str, Any] = {"edge_features": 0, "dtype": torch.float32, "record": record}
     return probe_layer(layer, sharing(conv, "Layer"), **options), tiles
 
 

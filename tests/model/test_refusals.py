@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch_geometric.nn import HeteroConv, SAGEConv, to_hetero
-from torch_geometric.nn.models import GCN, GraphSAGE
+from torch_geometric.nn.models import GCN, PNA, GraphSAGE
 
 import ooc
 from ooc.errors import ModelError, OocError
@@ -22,6 +22,10 @@ F, C = GRAPH.features, GRAPH.classes
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "sage lstm": (lambda: GraphSAGE(F, 8, 2, C, aggr="lstm"), "order of edges"),
+    "unknown scaler": (
+        lambda: PNA(F, 8, 2, C, aggregators=["mean"], scalers=["amplify"], deg=torch.tensor([1, 2])),
+        "Unknown scaler 'amplify'",
+    ),
     "softmax over rows": (lambda: GCN(F, 8, 2, C, act=nn.Softmax(dim=0)), "Softmax"),
     "another number of features": (lambda: GCN(F + 1, 8, 2, C), f"{F + 1} features"),
     "too few outputs": (lambda: GCN(F, 8, 2, C - 1), "classes"),

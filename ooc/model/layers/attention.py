@@ -29,13 +29,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_geometric import nn as gnn
 
 from ooc.kernels.edge_terms import LoopFeatures
 from ooc.kernels.edges import SelfLoops
 from ooc.kernels.functions import Gatv2, GatWithFeatures, gated
 from ooc.kernels.gat import TARGET_SCALARS
-from ooc.model.layers.edge_functions import EdgeTerm, FunctionAttention, FunctionSum, by_dot_products
+from ooc.model.layers.edge_functions import NO_TERM, EdgeTerm, FunctionAttention, FunctionSum, by_dot_products
 from ooc.model.layers.layer import Call
 from ooc.model.layers.per_edge import AttentionOptions, GatAttention
 from ooc.model.lowering.projection import Repeated, Weights
@@ -119,7 +118,7 @@ def lower_gat(conv: Any, call: Call) -> Value:
         with_features = partial(
             FunctionAttention, options=options, functions=lambda groups: GatWithFeatures(len(groups), slope), term=term
         )
-        attended = call.per_edge(with_features, source, target, trains=term.trains)
+        attended = call.per_edge(with_features, source, target)
     return _with_residual(conv, call, heads_of(conv, call, attended))
 
 
@@ -159,7 +158,7 @@ def lower_gatv2(conv: Any, call: Call) -> Value:
         target = call.assembly.projection(x_target, *of_linear(call, conv.lin_r))
     if call.arguments.get("edge_attr") is not None and conv.lin_edge is None:
         raise call.refuse("it is given edge_attr without edge_dim")
-    term = None
+    term = NO_TERM
     if takes_features(conv, call):
         term = _with_loops(edge_term(call, *of_linear(call, conv.lin_edge), columns=conv.out_channels), conv, call)
     slope, att = float(conv.negative_slope), conv.att
@@ -168,9 +167,7 @@ def lower_gatv2(conv: Any, call: Call) -> Value:
         return Gatv2(att.detach()[0, groups.start : groups.stop], slope)
 
     gatv2 = partial(FunctionAttention, options=options, functions=functions, att=att, term=term)
-    trains = att.requires_grad or (term is not None and term.trains)
-    attended = call.per_edge(gatv2, source, target, trains=trains)
-    return _with_residual(conv, call, heads_of(conv, call, attended))
+    return _with_residual(conv, call, heads_of(conv, call, call.per_edge(gatv2, source, target)))
 
 
 def lower_transformer(conv: Any, call: Call) -> Value:
@@ -193,12 +190,11 @@ def lower_transformer(conv: Any, call: Call) -> Value:
     if (call.arguments.get("edge_attr") is None) != (conv.lin_edge is None):
         given = "without edge_attr" if conv.lin_edge is not None else "with edge_attr and no edge_dim"
         raise call.refuse(f"it is called {given}")
-    term = None
+    term = NO_TERM
     if takes_features(conv, call):
         term = edge_term(call, *of_linear(call, conv.lin_edge), columns=conv.out_channels)
     dot = partial(by_dot_products, options=options, term=term)
-    attended = call.per_edge(dot, source, target, trains=term is not None and term.trains)
-    out = heads_of(conv, call, attended)
+    out = heads_of(conv, call, call.per_edge(dot, source, target))
     if not conv.root_weight:
         return out
     skip = call.apply(conv.lin_skip, x_target)
@@ -219,7 +215,7 @@ def lower_agnn(conv: Any, call: Call) -> Value:
     call.needs(conv.aggr in _SUMS)
     _check_fits_whole(call, x)
     loops = SelfLoops.EXACTLY_ONE if conv.add_self_loops else SelfLoops.AS_STORED
-    options = AttentionOptions(1, x.columns, loops, 0.0, 0)
+    options = AttentionOptions(1, x.columns, loops)
     unscaled = math.sqrt(x.columns)
 
     def query(rows: Tensor) -> Tensor:
@@ -252,7 +248,7 @@ def lower_fa(conv: Any, call: Call) -> Value:
         raise call.refuse(_NOTHING_KEPT)
     x, start, assembly = call.matrix("x"), call.matrix("x_0"), call.assembly
     loops = SelfLoops.EXACTLY_ONE if conv.add_self_loops else SelfLoops.AS_STORED
-    options, p = AttentionOptions(1, 1, loops, 0.0, 0), float(conv.dropout) if conv.training else 0.0
+    options, p = AttentionOptions(1, 1, loops), float(conv.dropout) if conv.training else 0.0
     if loops not in assembly.degrees:
         ones = Ones(assembly.next_index(), x)
         certain = assembly.rowwise(call.where, lambda rows: F.pad(rows, (0, 1), value=_CERTAIN), [ones])
@@ -299,20 +295,15 @@ def attended_by_scores(
 
 
 def lower_attentional(aggregation: Any, call: Call, x: Value) -> Value:
-    """AttentionalAggregation: a softmax over in-edges of what a network makes of the rows there."""
+    """AttentionalAggregation: a softmax over in-edges of what a network makes of the rows there; of networks that are
+    known to work row by row, with one score a row."""
+    scoring = [part for part in getattr(aggregation.gate_nn, "modules", list)() if type(part) in LINEAR]
+    call.needs(all(map(works_by_rows, aggregation.children())))
+    call.needs(bool(scoring) and scoring[-1].weight.shape[0] == 1)
     rows = x if aggregation.nn is None else call.apply(aggregation.nn, x)
-    options = AttentionOptions(1, rows.columns, SelfLoops.AS_STORED, 0.0, 0)
+    options = AttentionOptions(1, rows.columns)
     score, same = call.apply(aggregation.gate_nn, x), Ones(call.assembly.next_index(), x)
     return attended_by_scores(call, [rows], lambda rows: rows, score, same, options, 1.0)
-
-
-def is_attentional(aggregation: Any) -> bool:
-    """Whether it is one whose networks are known to work row by row, with one score a row."""
-    if type(aggregation) is not gnn.aggr.AttentionalAggregation or replaced_functions(aggregation):
-        return False
-    scoring = [part for part in getattr(aggregation.gate_nn, "modules", list)() if type(part) in LINEAR]
-    of_rows = all(map(works_by_rows, aggregation.children()))
-    return of_rows and bool(scoring) and scoring[-1].weight.shape[0] == 1
 
 
 def works_by_rows(network: nn.Module) -> bool:
@@ -322,10 +313,13 @@ def works_by_rows(network: nn.Module) -> bool:
 
 
 def lower_set2set(aggregation: Any, call: Call, x: Value) -> Value:
-    """Set2Set: attention by dot products, of a query that an LSTM makes of what has been found before."""
+    """Set2Set: attention by dot products, of a query that an LSTM makes of what has been found before; of at least a
+    step, and an LSTM of which nothing but the layers is other than usual."""
     assembly, columns, lstm = call.assembly, x.columns, aggregation.lstm
+    call.needs(type(lstm) is nn.LSTM and aggregation.processing_steps > 0 and not replaced_functions(lstm))
+    call.needs(not (lstm.bidirectional or lstm.proj_size or lstm.batch_first or lstm.dropout))
     _check_fits_whole(call, x)
-    options = AttentionOptions(1, columns, SelfLoops.AS_STORED, 0.0, 0)
+    options = AttentionOptions(1, columns)
     source = assembly.rowwise(call.where, lambda rows: torch.cat((rows, rows), dim=1), [x])
     query = slice((lstm.num_layers - 1) * columns, lstm.num_layers * columns)
 
@@ -346,15 +340,6 @@ def lower_set2set(aggregation: Any, call: Call, x: Value) -> Value:
         scaled = assembly.rowwise(call.where, lambda s: s[:, query] * math.sqrt(columns), [made])
         found = [made, call.per_edge(partial(by_dot_products, options=options), source, scaled)]
     return assembly.rowwise(call.where, lambda s, r: torch.cat((s[:, query], r), dim=1), found)
-
-
-def is_set2set(aggregation: Any) -> bool:
-    """Whether it is one that has at least a step, and an LSTM of which nothing but the layers is other than usual."""
-    if type(aggregation) is not gnn.aggr.Set2Set or replaced_functions(aggregation):
-        return False
-    lstm = aggregation.lstm
-    usual = not (lstm.bidirectional or lstm.proj_size or lstm.batch_first or lstm.dropout)
-    return type(lstm) is nn.LSTM and usual and aggregation.processing_steps > 0 and not replaced_functions(lstm)
 
 
 def lower_res_gated(conv: Any, call: Call) -> Value:
@@ -379,13 +364,13 @@ def lower_res_gated(conv: Any, call: Call) -> Value:
     parameters = (query.weight, value.weight, query.bias, value.bias)
     source = call.assembly.projection(x_source, sources, parameters)
     target = call.assembly.projection(x_target, lambda: (key.weight[:, of_target], key.bias), (key.weight, key.bias))
-    term = None
+    term = NO_TERM
     if conv.edge_dim is not None:
         if not call.takes("edge_attr", EdgeData.FEATURES):
             raise call.refuse("it is not given the features of edges; let the model's forward take edge_attr")
         term = EdgeTerm(call.num_edge_features, 2 * channels, edges, (key.weight, query.weight, value.weight))
     make = partial(FunctionSum, channels=channels, functions=lambda groups: gated(len(groups)), term=term)
-    terms = [(1.0, call.per_edge(make, source, target, trains=term is not None and term.trains))]
+    terms = [(1.0, call.per_edge(make, source, target))]
     if conv.lin_skip is not None:
         terms.append((1.0, call.assembly.linear(x_target, _plain_weight(call, conv.lin_skip))))
     return call.assembly.sum(terms, () if conv.bias is None else (conv.bias,))

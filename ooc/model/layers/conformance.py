@@ -35,10 +35,10 @@ from ooc.kernels.neighbourhood import Neighbourhood, neighbourhood
 from ooc.kernels.pieces.caught_sums import CaughtSum, Finding
 from ooc.kernels.pulls import are_compiled
 from ooc.kernels.tensors import fractions
-from ooc.model.layers.layer import Layer, inspectors, sharing
+from ooc.model.layers.layer import Layer, in_modes, inspectors, sharing
 from ooc.model.layers.split_rows import Part, SplitRow, levels_of
 from ooc.model.lowering.assembly import first_line
-from ooc.model.told_sizes import Telling, logarithms_told, sizes_told
+from ooc.model.told_sizes import SizesTold, Telling, logarithms_told
 from ooc.plan.workload import EdgeData
 
 _NODES, _TILE, _EDGES = 23, 5, 70
@@ -157,7 +157,6 @@ def probe_layer(
     layer: Layer,
     module: nn.Module,
     *,
-    columns: int,
     edge_features: int,
     dtype: torch.dtype,
     record: bool,
@@ -166,23 +165,20 @@ def probe_layer(
     in_pairs: bool = True,
     in_training: ProbeResult | None = None,
 ) -> ProbeResult:
-    """Try ``module``, a copy of the layer in one of its modes, on rows of ``columns`` columns; ModelError names what
-    keeps it from being run tile by tile. ``record``: it is to be differentiated; ``on_cpu``: it is to run there;
+    """Try ``module``, a copy of the layer in one of its modes; ModelError names what keeps it from being run tile by
+    tile. ``record``: it is to be differentiated; ``on_cpu``: it is to run there;
     ``in_pieces``: some row has so many edges that they should come in pieces; ``in_pairs``: it may be given rows in
     pairs, if it takes them, and then runs so; ``in_training``: what trying it in training has told, where it gives the
     same in either mode: then it is tried whether it keeps something, on the larger graph, and for what it takes."""
     with torch.random.fork_rng(devices=[]):
-        probe = _Probe(layer, module, columns, edge_features, record=record)
-        probe.choose_numbers()
+        probe = _Probe(layer, module, edge_features, record=record)
         if in_training is not None:
             tail = probe.check_whole()  # it may keep something there alone
             probe.layer = replace(layer, pairs=in_training.pairs, looks_up=in_training.looks_up)
-            of_layer = sharing(module, layer.where), dtype, (), math.prod(tail), in_training.calls
-            edge, node, padding, piece, multiplies, _ = probe.footprint(*of_layer, record=record)
+            taken = probe.footprint(dtype, (), math.prod(tail), in_training.calls)
             probe.grow()
             probe.check_tiles(_HIGH_TILE)
-            found = replace(in_training, edge_bytes=edge, node_bytes=node, padding_bytes=padding, piece_bytes=piece)
-            return replace(found, multiplies=multiplies)
+            return replace(in_training, **taken)
         probe.find_dropout()
         tail = probe.check_whole()
         outputs = math.prod(tail)
@@ -190,12 +186,11 @@ def probe_layer(
         layer = probe.layer = replace(layer, looks_up=looks_up)
         probe.check_own()
         probe.check_order()
-        operators = probe.operators()
+        operators = Watch.of(lambda: probe._forward(probe.near, probe.x_NC)).operators
         calls = probe.find_sums() if in_pieces else ()
         unused = probe.takes_pairs() if in_pairs and not layer.own else None
         pairs = unused is not None
-        if unused is None:
-            unused = probe.check_tiles()
+        unused = probe.check_tiles() if unused is None else unused
         splits = probe.may_be_split(calls, differentiated=False)
         probe.change()
         others = probe.takes_pairs() if pairs else probe.check_tiles()
@@ -203,7 +198,6 @@ def probe_layer(
             return probe_layer(
                 layer,
                 module,
-                columns=columns,
                 edge_features=edge_features,
                 dtype=dtype,
                 record=record,
@@ -213,20 +207,26 @@ def probe_layer(
             )
         unused &= others
         calls = calls if splits and probe.may_be_split(calls, differentiated=record) else ()
-        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        used = [i for i in range(len(parameters)) if i not in unused]
-        of_used = [parameters[i] for i in used]
+        used = [i for i in range(len(probe.parameters)) if i not in unused]
         tells_modes = probe.tells_modes()
         pairs = pairs or bool(layer.own)
         probe.layer = replace(layer, pairs=pairs)
-        taken = probe.footprint(sharing(module, layer.where), dtype, of_used, outputs, calls, record=record)
+        taken = probe.footprint(dtype, used, outputs, calls)
         probe.grow()
         probe.check_tiles(_HIGH_TILE)
-        tells_modes = tells_modes or probe.tells_modes()
-    together = "" if calls else " and ".join(probe.together)
-    dropped = tuple(probe.dropped)
-    of_numbers = *taken[:-1], operators, taken[-1], tells_modes, dropped, calls, dtype.itemsize
-    return ProbeResult(tail, tuple(used), *of_numbers, pairs, together, looks_up)
+        return ProbeResult(
+            tail,
+            tuple(used),
+            **taken,
+            forward_operators=operators,
+            tells_modes=tells_modes or probe.tells_modes(),
+            dropped=tuple(probe.dropped),
+            calls=calls,
+            itemsize=dtype.itemsize,
+            pairs=pairs,
+            together="" if calls else " and ".join(probe.together),
+            looks_up=looks_up,
+        )
 
 
 def check_sizes(
@@ -235,8 +235,7 @@ def check_sizes(
     """ModelError where a layer of which ``probe_layer`` has ``found`` this, with the same ``options``, goes another way
     by how many ``nodes``, targets and sources, and ``edges`` the whole graph has."""
     with torch.random.fork_rng(devices=[]):
-        probe = _Probe(layer, module, options["columns"], options["edge_features"], record=options["record"])
-        probe.choose_numbers()
+        probe = _Probe(layer, module, options["edge_features"], record=options["record"])
         probe.layer = replace(layer, pairs=found.pairs, looks_up=found.looks_up)
         probe.dropped = found.dropped
         probe.change()
@@ -251,23 +250,26 @@ class _Probe:
     in-edges of each row start. Where edges are between two types, sources come behind the rows. ``record``: it is to be
     differentiated; else no gradients are compared."""
 
-    def __init__(self, layer: Layer, module: nn.Module, columns: int, edge_features: int, *, record: bool) -> None:
-        self.layer = layer
+    def __init__(self, layer: Layer, module: nn.Module, edge_features: int, *, record: bool) -> None:
+        self.layer, self.given = layer, module
         self.record = record
         self.training = module.training
         self.module = copy.deepcopy(module, inspectors(module)).double()
         self.unused = sharing(self.module, layer.where)
         self.parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        self.columns, self.edge_features = columns, edge_features
-        self.whole = layer.whole_columns(edge_features)
+        self.edge_features = edge_features
+        self.whole = layer.whole_columns
+        self.whole_weights = layer.whole_of_edges(EdgeData.WEIGHT, 1)
+        self.whole_features = layer.whole_of_edges(EdgeData.FEATURES, edge_features)
         self.generator = torch.Generator().manual_seed(1)
         self.of_fractions = False
         self.x_NC, self.near, self.offsets_N1 = self._small_graph(loops=_LOOPS)
         self.dropped: Sequence[Dropped] = ()
         self.together: dict[str, None] = {}
         self.tolerance = _TOLERANCE
+        self._choose_numbers()
 
-    def choose_numbers(self) -> None:
+    def _choose_numbers(self) -> None:
         """Have rows, and what edges carry, be fractions if more of what it gives is finite then, as of logarithms and
         roots: of what is NaN nothing is seen of what it depends on."""
 
@@ -386,14 +388,8 @@ class _Probe:
         layer, near = self.layer, self.near
         originals = [parameter for parameter in layer.module.parameters() if parameter.requires_grad]
         expected = self._forward(near, self.x_NC)
-        modes = [(part, part.training) for part in layer.module.modules()]
-        try:
-            for part, training in modes:
-                part.training = not training
+        with in_modes({part: not part.training for part in layer.module.modules()}):
             result = self._forward(near, self.x_NC)
-        finally:
-            for part, training in modes:
-                part.training = training
         with self._masked(near):
             gradient_NO = torch.ones_like(expected)
             _, found = layer.backward(self.module, self.x_NC, near, gradient_NO, originals, trains=False)
@@ -407,30 +403,17 @@ class _Probe:
         near = self.near
         order_E = torch.randperm(near.edge_index_2E.shape[1], generator=self.generator)
         order_E = order_E[near.edge_index_2E[1, order_E].argsort(stable=True)]
-        weight_E, features_EK = (None if v is None else v[order_E] for v in (near.weight_E, near.features_EK))
-        ends = near.edge_index_2E[:, order_E]
-        other = replace(near, edge_index_2E=ends, weight_E=weight_E, features_EK=features_EK)
+        other = _of_edges(near, order_E)
         with Discovery(near):  # nothing is dropped: repeated edges are told apart by their order
             result = self.layer.forward(self.module, self.x_NC, other)
             expected = self.layer.forward(self.module, self.x_NC, near)
         if not _same(result, expected):
             raise self.layer.refuse("what it gives depends on the order of edges, which a store does not keep")
 
-    def operators(self) -> int:
-        """Of a run forward."""
-        return Watch.of(lambda: self._forward(self.near, self.x_NC)).operators
-
     def check_tiles(self, height: int = _TILE) -> set[int]:
         """Which parameters have no part in what it gives; refused where tile by tile it gives something else."""
-        try:
-            agrees, unused = self._compared(height, self._run_tile, every=height)
-        except ModelError:
-            raise
-        except Exception as error:
-            reason = first_line(error)
-            raise self.layer.refuse(
-                f"it fails on some rows with their in-neighbours, or without any: {reason}"
-            ) from error
+        with self._failing("some rows with their in-neighbours, or without any"):
+            agrees, unused = self._compared(height, self._run_tile, every=height, differentiated=self.record)
         if not agrees:
             raise self.layer.refuse(
                 "what it gives for a node depends on more than the node, its in-neighbours and the edges between them, "
@@ -448,7 +431,7 @@ class _Probe:
             return None
         self.layer = replace(layer, pairs=True)
         try:
-            agrees, unused = self._compared(_TILE, self._run_tile, every=_TILE)
+            agrees, unused = self._compared(_TILE, self._run_tile, every=_TILE, differentiated=self.record)
             return unused if agrees else None
         except Exception:  # of code that takes no pairs, which may raise anything
             return None
@@ -469,32 +452,27 @@ class _Probe:
         """Whether rows whose edges come in pieces get what they get as a whole, and so do all gradients where it is
         ``differentiated``, which takes most of the time."""
 
-        def split(tile: TileEdges) -> SplitRow:
-            return SplitRow(self.layer, self.module, calls, self._masked, tile, _PIECE, self.x_NC)
-
         def run(tile: TileEdges, gradient_RO: Tensor) -> tuple[Tensor, Iterable[Part]]:
             if len(tile.indices_E) <= _PIECE:
                 return self._run_tile(tile, gradient_RO)
-            row = split(tile)
+            row = SplitRow(self.layer, self.module, calls, self._masked, tile, _PIECE, self.x_NC)
             return row.forward(), row.backward(gradient_RO, self.parameters, trains=True)
 
-        if not calls:
-            return False
         try:
-            if differentiated:
-                return self._compared(1, run, every=_OF_ROWS)[0]
-            values_NO = self._forward(self.near, self.x_NC)
-            tiles = [self._tile(start, 1) for start in range(0, _NODES, _OF_ROWS)]
-            several = [tile for tile in tiles if len(tile.indices_E) > _PIECE]
-            return all(_same(split(tile).forward(), values_NO[tile.start : tile.start + 1]) for tile in several)
+            return bool(calls) and self._compared(1, run, every=_OF_ROWS, differentiated=differentiated)[0]
         except Exception:  # of the user's code, which may raise anything on a piece: then it is run whole
             return False
 
     def _compared(
-        self, height: int, run: Callable[[TileEdges, Tensor], tuple[Tensor, Iterable[Part]]], *, every: int
+        self,
+        height: int,
+        run: Callable[[TileEdges, Tensor], tuple[Tensor, Iterable[Part]]],
+        *,
+        every: int,
+        differentiated: bool,
     ) -> tuple[bool, set[int]]:
         """Whether rows, ``run`` so many at a time, the first of ``every``, get what they get as a whole, and so do all
-        gradients, if any are wanted; and which parameters have none."""
+        gradients where it is ``differentiated``; and which parameters have none."""
         values_NO = self._forward(self.near, self.x_NC)
         gradient_NO = torch.randn(values_NO.shape, generator=self.generator, dtype=values_NO.dtype)
         nodes = self.near.rows
@@ -509,13 +487,13 @@ class _Probe:
             rows_RO, parts = run(tile, gradient_NO[here])
             if not _same(rows_RO, values_NO[here], self.tolerance):
                 return False, unused
-            for own, others, d_parameters in parts if self.record else ():
+            for own, others, d_parameters in parts if differentiated else ():
                 found[0][here] += own
                 if others is not None:
                     found[0][others[0]] += others[1]
                 for total, part in zip(found[1:], d_parameters, strict=False):
                     total += _or_zero(part, total)
-        pairs = zip(found, expected, strict=True) if self.record else ()
+        pairs = zip(found, expected, strict=True) if differentiated else ()
         return all(_same(*pair, self.tolerance) for pair in pairs), unused
 
     def _run_tile(self, tile: TileEdges, gradient_RO: Tensor) -> tuple[Tensor, Iterable[Part]]:
@@ -547,9 +525,8 @@ class _Probe:
         some = {"nodes": _MANY_NODES, "edges": _MANY_EDGES, "of_hubs": _HUB_EDGES}
         self.tolerance = _TOLERANCE_OF_LARGE
         self.x_NC, self.near, self.offsets_N1 = self._small_graph(loops=_LOOPS, **some)
-        weights = [0] if self.layer.has_whole_weights else []
-        of_rows = (self.x_NC[: self.near.rows], self.whole[0]), (self.x_NC[self.near.rows :], self.whole[0])
-        of_edges = (self.near.weight_E, weights), (self.near.features_EK, self.whole[1])
+        of_rows = (self.x_NC[: self.near.rows], self.whole), (self.x_NC[self.near.rows :], self.whole)
+        of_edges = (self.near.weight_E, self.whole_weights), (self.near.features_EK, self.whole_features)
         for values, whole in (*of_rows, *of_edges):
             if values is not None and len(values):
                 last = values.view(len(values), -1)[-1]
@@ -559,19 +536,10 @@ class _Probe:
 
     def check_without_edges(self) -> None:
         """Refused where a graph that has no edges at all is something else to it than rows without any."""
-        features_EK, weight_E = self.near.features_EK, self.near.weight_E
-        no_edges = replace(
-            self.near,
-            edge_index_2E=self.near.edge_index_2E[:, :0],
-            weight_E=None if weight_E is None else weight_E[:0],
-            features_EK=None if features_EK is None else features_EK[:0],
-        )
         has_none_N = self.offsets_N1.diff() == 0
         expected = self._forward(self.near, self.x_NC)[has_none_N]
-        try:
-            found = self._forward(no_edges, self.x_NC)
-        except Exception as error:  # of the user's code
-            raise self.layer.refuse(f"it fails on a graph without edges: {first_line(error)}") from error
+        with self._failing("a graph without edges"):
+            found = self._forward(_of_edges(self.near, slice(0)), self.x_NC)
         if found.shape[:1] != has_none_N.shape or not _same(found[has_none_N], expected, self.tolerance):
             raise self.layer.refuse(
                 "it makes something else of a graph that has no edges at all than of rows without any"
@@ -592,7 +560,7 @@ class _Probe:
                 } | dict.fromkeys(widths, 1.0)
                 usual = max(1.0, (edges + more) / self.near.edge_index_2E.shape[1])
                 try:
-                    with sizes_told(least, ratios, usual, telling):
+                    with SizesTold(least, ratios, usual, telling):
                         found = self._forward(self.near, self.x_NC)
                 except Exception:  # of the user's code, which may make tensors of these sizes
                     continue
@@ -603,19 +571,15 @@ class _Probe:
                     )
 
     def footprint(
-        self,
-        module: nn.Module,
-        dtype: torch.dtype,
-        parameters: Sequence[nn.Parameter],
-        outputs: int,
-        calls: Sequence[CaughtSum],
-        *,
-        record: bool,
-    ) -> tuple[int, int, int, int, int, int]:
-        """Bytes an edge, a node, a place for an edge in a padded row and an edge of a row in pieces that running
-        ``module`` takes, forward and, with ``record``, backward, and multiply-adds of both, by how they grow with the
-        graph, and how many operators there are of both; ``calls``: those of a row in pieces."""
-        layer = self.layer
+        self, dtype: torch.dtype, used: Sequence[int], outputs: int, calls: Sequence[CaughtSum]
+    ) -> dict[str, Any]:
+        """Bytes an edge, a node, a place for an edge in a padded row and an edge of a row in pieces that running it
+        takes, forward and, if it is recorded, backward, and multiply-adds of both, by how they grow with the graph, and
+        how many operators there are of both, as a ``ProbeResult`` has them. ``used``: the parameters that have a
+        gradient; ``calls``: those of a row in pieces."""
+        layer, record, module = self.layer, self.record, sharing(self.given, self.layer.where)
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        parameters = [trained[i] for i in used]
 
         def run(nodes: int, edges: int, skewed: bool = False, split: bool = False) -> Watch:
             generator = torch.Generator().manual_seed(1)
@@ -624,7 +588,7 @@ class _Probe:
             targets = torch.randint(0, 1 if skewed else rows, (edges,), generator=generator).sort().values
             near = self._edges(torch.stack((sources, targets)), rows, dtype, generator)
             near = replace(near, others_S=torch.arange(rows, nodes))
-            x_SC = self._numbers(nodes, self.columns, self.whole[0], dtype, generator)
+            x_SC = self._numbers(nodes, self.layer.columns, self.whole, dtype, generator)
             gradient_RO = torch.randn(rows, outputs, generator=generator, dtype=dtype)
             carried = [v for v in (near.weight_E, near.features_EK) if v is not None]
             offsets, here = torch.tensor([0, edges]), sources.sort().values
@@ -660,8 +624,14 @@ class _Probe:
             of_piece = (edges - few) / (_MORE_EDGES - _FEW_EDGES) + (nodes - few) / (_MORE_NODES - _FEW_NODES)
         products = (of_edges.multiplies - base.multiplies) // (_MORE_EDGES - _FEW_EDGES)
         products += (of_nodes.multiplies - base.multiplies) // (_MORE_NODES - _FEW_NODES)
-        taken = int(_MARGIN * more_edges) + 1, int(_MARGIN * more_nodes) + 1, int(_MARGIN * padding)
-        return *taken, int(_MARGIN * of_piece) + 1, products, base.operators
+        return {
+            "edge_bytes": int(_MARGIN * more_edges) + 1,
+            "node_bytes": int(_MARGIN * more_nodes) + 1,
+            "padding_bytes": int(_MARGIN * padding),
+            "piece_bytes": int(_MARGIN * of_piece) + 1,
+            "multiplies": products,
+            "backward_operators": base.operators,
+        }
 
     def tells_modes(self) -> bool:
         """Whether it gives something else in the other mode, or fails there."""
@@ -675,14 +645,19 @@ class _Probe:
             return True
 
     def _whole(self, dropout: AbstractContextManager[Any]) -> Tensor:
+        with self._failing("a small graph"), dropout, self._loops_counted(), torch.no_grad():
+            result: Tensor = self.layer.call(self.module, self.x_NC, self.near)
+        return result
+
+    @contextmanager
+    def _failing(self, on: str) -> Iterator[None]:
+        """Refused where the user's code fails ``on`` this."""
         try:
-            with dropout, self._loops_counted(), torch.no_grad():
-                result: Tensor = self.layer.call(self.module, self.x_NC, self.near)
+            yield
         except ModelError:
             raise
         except Exception as error:
-            raise self.layer.refuse(f"it fails on a small graph: {first_line(error)}") from error
-        return result
+            raise self.layer.refuse(f"it fails on {on}: {first_line(error)}") from error
 
     @contextmanager
     def _loops_counted(self) -> Iterator[None]:
@@ -710,14 +685,14 @@ class _Probe:
     def _tile(self, start: int, rows: int) -> TileEdges:
         near, offsets = self.near, self.offsets_N1
         stop = min(start + rows, near.rows)
-        edges = slice(int(offsets[start]), int(offsets[stop]))
+        here = _of_edges(near, slice(int(offsets[start]), int(offsets[stop])))
         return TileEdges(
-            near.edge_index_2E[0, edges],
+            here.edge_index_2E[0],
             offsets[start : stop + 1] - offsets[start],
             start,
             len(self.x_NC),
-            weight_E=None if near.weight_E is None else near.weight_E[edges],
-            features_EK=None if near.features_EK is None else near.features_EK[edges],
+            weight_E=here.weight_E,
+            features_EK=here.features_EK,
         )
 
     def _small_graph(
@@ -743,7 +718,7 @@ class _Probe:
         near = replace(near, others_S=torch.arange(nodes, nodes + others))
         counts = torch.bincount(targets, minlength=nodes)
         offsets = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
-        x_NC = self._numbers(nodes + others, self.columns, self.whole[0], torch.float64, generator)
+        x_NC = self._numbers(nodes + others, self.layer.columns, self.whole, torch.float64, generator)
         positive = self.layer.positive_columns
         x_NC[:, positive] = x_NC[:, positive].abs() + 0.1
         return x_NC, near, offsets
@@ -761,8 +736,8 @@ class _Probe:
         """Edges into the first ``rows`` nodes, with what they carry."""
         edges, carried = edge_index.shape[1], self.layer.edge_data
         weight = 0.1 + torch.rand(edges, generator=generator, dtype=dtype)
-        weight = (weight > 0.5).to(dtype) if self.layer.has_whole_weights else weight
-        features = self._numbers(edges, self.edge_features, self.whole[1], dtype, generator)
+        weight = (weight > 0.5).to(dtype) if self.whole_weights else weight
+        features = self._numbers(edges, self.edge_features, self.whole_features, dtype, generator)
         return Neighbourhood(
             0,
             rows,
@@ -780,6 +755,12 @@ def _same(found: Tensor, expected: Tensor, tolerance: float = _TOLERANCE) -> boo
     return found.shape == expected.shape and torch.allclose(
         found, expected, rtol=0.0, atol=tolerance * max(scale, 1e-3), equal_nan=True
     )
+
+
+def _of_edges(near: Neighbourhood, which: slice | Tensor) -> Neighbourhood:
+    """With these of its edges alone, in this order."""
+    weight_E, features_EK = (None if v is None else v[which] for v in (near.weight_E, near.features_EK))
+    return replace(near, edge_index_2E=near.edge_index_2E[:, which], weight_E=weight_E, features_EK=features_EK)
 
 
 def _or_zero(gradient: Tensor | None, like: Tensor) -> Tensor:

@@ -6,12 +6,14 @@
     GINConv     nn(A X + (1 + ε) X)                     GraphConv   (A X) W₁ᵀ + b + X W₂ᵀ
     GINEConv    nn(Σ_j relu(x_j + lin(e_ij)) + (1 + ε) X)
     GENConv     mlp(softmax-weighted Σ_j of relu(x_j + lin(e_ij)) + ε, + X)
+    ClusterGCNConv    D⁻¹ (A + I) X Wᵀ + X Vᵀ + b       LEConv            A X W₁ᵀ - D X W₂ᵀ + X W₃ᵀ + b
+    GeneralConv       A (X W₁ᵀ + c) + X W₂ᵀ + b         WLConvContinuous  (X + D⁻¹ A X) / 2
+    MFConv      A X W_dᵀ + X V_dᵀ + b_d, d the number of in-neighbours, or the largest that there are weights for
 
     AGNNConv, GATConv, GATv2Conv, ResGatedGraphConv, TransformerConv                        see attention.py
     HGTConv, HANConv, RGCNConv, FastRGCNConv, RGATConv     over edges of several types: see relational.py
     ARMAConv, ChebConv, EGConv, HypergraphConv, SSGConv                                     see several_hops.py
-    ClusterGCNConv, GeneralConv, LEConv, MFConv, WLConvContinuous                           see simple_sums.py
-    PNAConv                                 see principal.py
+    PNAConv                                                                                 see principal.py
     any other, and those of any other aggregation of SAGEConv, GraphConv and GINConv, are opened: they call sums, as
     APPNP, GCN2Conv, GatedGraphConv, LGConv, MixHopConv and SimpleConv do, or else run as they are, as far as they look
     at edges: see lowering/opened.py, propagation.py and opaque.py
@@ -23,7 +25,7 @@ are replaced.
 
 A is the sum, the mean or the GCN-normalised sum over in-neighbours, weighted where GCNConv and its like are given the
 edges' weights. Without these PyG's ``improved=True`` changes nothing: the weight of added self-loops is only used where
-there are others.
+there are others. D is how many in-neighbours there are, or what their edges weigh.
 """
 
 import inspect
@@ -33,22 +35,16 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
+import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch_geometric import nn as gnn
-from torch_geometric.nn.aggr import (
-    MaxAggregation,
-    MeanAggregation,
-    SoftmaxAggregation,
-    SumAggregation,
-    VariancePreservingAggregation,
-)
 from torch_geometric.nn.models.linkx import SparseLinear
 
 from ooc.errors import ModelError
 from ooc.kernels.functions import Rectified
 from ooc.model.graph import Scaling
-from ooc.model.layers import attention, principal, several_hops, simple_sums
+from ooc.model.layers import attention, principal, several_hops
 from ooc.model.layers.attention import edge_term, of_linear
 from ooc.model.layers.edge_functions import EdgeTerm, FunctionSum
 from ooc.model.layers.layer import Call, Graph, NoFormulaError
@@ -64,7 +60,9 @@ from ooc.model.layers.sums import (
     linear_of_rows,
     linear_of_sum,
     softmax_of,
+    sum_and_degree,
     sum_of_maps,
+    total,
 )
 from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.symbolic import is_linear, replaced_functions
@@ -89,7 +87,7 @@ def lower_convolution(
         lower, where = None, f"{where}, run as it is because of its {replaced}"
     if type(conv) in _OF_ALL_TYPES and (lower is None or types is None):
         raise ModelError(f"{where} is for graphs with types of nodes or edges, and as PyG has it")
-    if types is not None and not _takes_relations(conv):
+    if types is not None and type(conv) in _OF_ANY_AGGREGATION and conv.aggr not in ALL_KNOWN:
         lower = None
     if isinstance(conv, SparseLinear):
         raise ModelError(
@@ -125,11 +123,6 @@ def _bound(conv: gnn.MessagePassing, args: list[Any], kwargs: dict[str, Any]) ->
     bound = inspect.signature(type(conv).forward).bind(conv, *args, **kwargs)
     bound.apply_defaults()
     return {name.removeprefix("hyper") if name == "hyperedge_index" else name: v for name, v in bound.arguments.items()}
-
-
-def _takes_relations(conv: gnn.MessagePassing) -> bool:
-    """Whether it can be run over the edges of one type, or of all."""
-    return type(conv) not in _OF_ANY_AGGREGATION or conv.aggr in ALL_KNOWN
 
 
 def replaced_part(conv: Any) -> str:
@@ -176,40 +169,30 @@ def _sage(conv: Any, call: Call) -> Value:
     source, x = call.ends("x")
     if conv.project:
         source = assembly.rectified(sum_of_maps(call, [conv.lin], [source]))
-    total = _with_root(call, conv, (conv.lin_l, source), (conv.lin_r, x) if conv.root_weight else None)
+    found = _with_root(conv, call, (source, x), conv.lin_l, conv.lin_r if conv.root_weight else None)
     if conv.normalize:
-        total = assembly.rowwise(call.where, lambda rows: F.normalize(rows, p=2.0, dim=-1), [total])
-    return total
+        found = assembly.rowwise(call.where, lambda rows: F.normalize(rows, p=2.0, dim=-1), [found])
+    return found
 
 
 def _graph(conv: Any, call: Call) -> Value:
     source, x = call.ends("x")
     weighted = call.takes("edge_weight", EdgeData.WEIGHT)
     call.needs(conv.aggr in SUMS or not weighted)
-    return _with_root(call, conv, (conv.lin_rel, source), (conv.lin_root, x), weighted=weighted)
+    return _with_root(conv, call, (source, x), conv.lin_rel, conv.lin_root, weighted)
 
 
 def _with_root(
-    call: Call,
-    conv: Any,
-    neighbours: tuple[Any, Value],
-    root: tuple[Any, Value] | None,
-    *,
-    weighted: bool = False,
+    conv: Any, call: Call, ends: tuple[Value, Value], linear: Any, root: Any, weighted: bool = False
 ) -> Value:
-    """A linear map of the neighbours' rows, aggregated, and one of a row itself, added up."""
-    linear, source = neighbours
+    """A linear map of the neighbours' rows, aggregated, and one of a row itself, if there is a ``root``, added up."""
+    source, x = ends
     if conv.aggr not in (*SUMS, "mean"):
-        product, biases = linear_of_rows(call, linear, aggregated(call, source, conv.aggr, conv))
+        parts = [linear_of_rows(call, linear, aggregated(call, source, conv.aggr, conv))]
     else:
         scaling = Scaling.MEAN if conv.aggr == "mean" else Scaling.WEIGHTED_SUM if weighted else Scaling.SUM
-        product, biases = linear_of_sum(call, linear, source, scaling)
-    terms = [(1.0, product)]
-    if root is not None:
-        own, of_root = linear_of_rows(call, *root)
-        terms.append((1.0, own))
-        biases = biases + of_root
-    return call.assembly.sum(terms, biases)
+        parts = [linear_of_sum(call, linear, source, scaling)]
+    return total(call, parts if root is None else [*parts, linear_of_rows(call, root, x)])
 
 
 def _gin(conv: Any, call: Call) -> Value:
@@ -235,17 +218,17 @@ def _gine(conv: Any, call: Call) -> Value:
         raise call.refuse("it is not given the features of edges; let the model's forward take edge_attr")
     term = _term(call, conv.lin, source)
     rectified = partial(FunctionSum, channels=1, functions=lambda groups: Rectified(), term=term)
-    return _gin_update(conv, call, call.per_edge(rectified, source, trains=term.trains), x)
+    return _gin_update(conv, call, call.per_edge(rectified, source), x)
 
 
 def _term(call: Call, linear: Any, source: Value) -> EdgeTerm:
     """What the features of edges add to rows of ``source``, through ``linear`` if there is one."""
     if linear is None:
-        term, into = EdgeTerm(call.num_edge_features, 1), call.num_edge_features
-    else:
-        term, into = edge_term(call, *of_linear(call, linear), columns=1), linear.weight.shape[0]
-    if into != source.columns and linear is None:
-        raise call.refuse(f"nodes have {source.columns} features here, edges {into}; give edge_dim={into}")
+        into = call.num_edge_features
+        if into != source.columns:
+            raise call.refuse(f"nodes have {source.columns} features here, edges {into}; give edge_dim={into}")
+        return EdgeTerm(into, 1)
+    term, into = edge_term(call, *of_linear(call, linear), columns=1), linear.weight.shape[0]
     if into != source.columns:
         raise call.refuse(f"its edges add {into} columns to {source.columns}")
     return term
@@ -257,8 +240,7 @@ def _sg(conv: Any, call: Call) -> Value:
         raise call.refuse(f"K={conv.K} sums over no neighbours, which is not supported; use a linear map")
     if conv.cached and not call.assembly.is_constant(call.matrix("x")):
         raise call.refuse("cached=True keeps the first epoch's aggregation of an input that changes; it is not exact")
-    product, biases = linear_of_sum(call, conv.lin, call.matrix("x"), scaling, hops=conv.K)
-    return call.assembly.sum([(1.0, product)], biases)
+    return total(call, [linear_of_sum(call, conv.lin, call.matrix("x"), scaling, hops=conv.K)])
 
 
 def _tag(conv: Any, call: Call) -> Value:
@@ -274,33 +256,100 @@ def _tag(conv: Any, call: Call) -> Value:
         powers = accumulate(range(conv.K), lambda power, _: call.aggregate(power, scaling), initial=x)
         return sum_of_maps(call, conv.lins, powers, biases)
     weights = [lin.weight for lin in conv.lins]
-    total = assembly.linear(x, weights[-1])
+    found = assembly.linear(x, weights[-1])
     for k in range(conv.K - 1, -1, -1):
-        terms = [(1.0, assembly.linear(x, weights[k])), (1.0, call.aggregate(total, scaling))]
-        total = assembly.sum(terms, biases if k == 0 else ())
-    return total if conv.K else assembly.sum([(1.0, total)], biases)
+        terms = [(1.0, assembly.linear(x, weights[k])), (1.0, call.aggregate(found, scaling))]
+        found = assembly.sum(terms, biases if k == 0 else ())
+    return found if conv.K else assembly.sum([(1.0, found)], biases)
+
+
+def _wl(conv: Any, call: Call) -> Value:
+    call.needs(conv.aggr in SUMS)
+    x = call.matrix("x")
+    if call.takes("edge_weight", EdgeData.WEIGHT):
+        mean = call.assembly.rowwise(call.where, _mean, [sum_and_degree(call, x, weighted=True)])
+    else:
+        mean = call.aggregate(x, Scaling.MEAN)
+    return call.assembly.sum([(0.5, x), (0.5, mean)])
+
+
+def _mean(total_RC: Tensor) -> Tensor:
+    degree_R1 = total_RC[:, -1:]
+    return total_RC[:, :-1] * (1.0 / degree_R1).masked_fill(degree_R1 == 0, 0.0)
+
+
+def _cluster_gcn(conv: Any, call: Call) -> Value:
+    call.needs(conv.aggr in SUMS and conv.add_self_loops and not conv.diag_lambda)
+    x = call.matrix("x")
+    return total(
+        call, [linear_of_sum(call, conv.lin_out, x, Scaling.MEAN_OF_ALL), linear_of_rows(call, conv.lin_root, x)]
+    )
+
+
+def _le(conv: Any, call: Call) -> Value:
+    call.needs(conv.aggr in SUMS)
+    x, weighted = call.matrix("x"), call.takes("edge_weight", EdgeData.WEIGHT)
+    of_neighbours, of_own = sum_of_maps(call, [conv.lin1], [x]), sum_of_maps(call, [conv.lin2], [x])
+    summed = sum_and_degree(call, of_neighbours, weighted=weighted)
+
+    def difference(total_RC: Tensor, own_RO: Tensor) -> Tensor:
+        return total_RC[:, :-1] - total_RC[:, -1:] * own_RO
+
+    found = call.assembly.rowwise(call.where, difference, [summed, of_own])
+    return total(call, [(found, []), linear_of_rows(call, conv.lin3, x)])
+
+
+def _general(conv: Any, call: Call) -> Value:
+    call.needs(conv.aggr in SUMS and conv.directed_msg and not conv.attention and conv.in_edge_channels is None)
+    source, x = call.ends("x")
+    found = call.aggregate(sum_of_maps(call, [conv.lin_msg], [source]), Scaling.SUM)
+    if conv.heads > 1:
+        found = call.assembly.rowwise(call.where, lambda s: s.view(len(s), conv.heads, -1).mean(dim=1), [found])
+    found = call.assembly.sum([(1.0, found), (1.0, call.apply(conv.lin_self, x))])
+    if conv.normalize_l2:
+        found = call.assembly.rowwise(call.where, lambda rows: F.normalize(rows, p=2.0, dim=-1), [found])
+    return found
+
+
+def _mf(conv: Any, call: Call) -> Value:
+    """Rows by how many in-neighbours they have."""
+    linear = all(map(is_linear, (*conv.lins_l, *conv.lins_r))) and not any(one.bias is not None for one in conv.lins_r)
+    call.needs(conv.aggr in SUMS and linear)
+    x, pairs = call.matrix("x"), list(zip(conv.lins_l, conv.lins_r, strict=True))
+
+    def mapped(total_RC: Tensor, own_RC: Tensor) -> Tensor:
+        degree_R = total_RC[:, -1].detach().clamp(min=0, max=conv.max_degree).round().long()
+        order_R, counts = degree_R.argsort(stable=True), degree_R.bincount(minlength=len(pairs)).tolist()
+        sorted_RC = (torch.split(rows.index_select(0, order_R), counts) for rows in (total_RC[:, :-1], own_RC))
+        parts = zip(pairs, *sorted_RC, strict=True)
+        of_sums = ((F.linear(total, of_sum.weight, of_sum.bias), of_own, own) for (of_sum, of_own), total, own in parts)
+        found = torch.cat([torch.addmm(of_sum, own, of_own.weight.t()) for of_sum, of_own, own in of_sums])
+        return torch.empty_like(found).index_copy(0, order_R, found)
+
+    parameters = [*conv.lins_l.parameters(), *conv.lins_r.parameters()]
+    return call.assembly.rowwise(call.where, mapped, [sum_and_degree(call, x), x], parameters, heavy=True)
 
 
 _AGGREGATIONS: dict[str, type[nn.Module]] = {
-    "add": SumAggregation,
-    "sum": SumAggregation,
-    "mean": MeanAggregation,
-    "max": MaxAggregation,
-    "softmax": SoftmaxAggregation,
-    VARIANCE_PRESERVING: VariancePreservingAggregation,
+    "add": gnn.SumAggregation,
+    "sum": gnn.SumAggregation,
+    "mean": gnn.MeanAggregation,
+    "max": gnn.MaxAggregation,
+    "softmax": gnn.SoftmaxAggregation,
+    VARIANCE_PRESERVING: gnn.VariancePreservingAggregation,
 }
 _OF_ALL_TYPES = (gnn.HGTConv, gnn.HANConv, gnn.RGCNConv, gnn.FastRGCNConv, gnn.RGATConv)
 """Those that are given edges of all types at once."""
 _OF_ANY_AGGREGATION = (gnn.SAGEConv, gnn.GraphConv, gnn.GINConv)
 _LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Any]] = {
-    gnn.ClusterGCNConv: simple_sums.lower_cluster_gcn,
+    gnn.ClusterGCNConv: _cluster_gcn,
     gnn.GCNConv: _gcn,
     gnn.SAGEConv: _sage,
     gnn.GraphConv: _graph,
-    gnn.LEConv: simple_sums.lower_le,
-    gnn.GeneralConv: simple_sums.lower_general,
-    gnn.MFConv: simple_sums.lower_mf,
-    gnn.WLConvContinuous: simple_sums.lower_wl,
+    gnn.LEConv: _le,
+    gnn.GeneralConv: _general,
+    gnn.MFConv: _mf,
+    gnn.WLConvContinuous: _wl,
     gnn.GENConv: _gen,
     gnn.GINConv: _gin,
     gnn.GINEConv: _gine,

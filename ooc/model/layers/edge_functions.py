@@ -33,7 +33,8 @@ Parameters = list[tuple[nn.Parameter, Tensor]]
 @dataclass(frozen=True)
 class EdgeTerm:
     """What the ``features`` of an edge add to its message or score, ``columns`` numbers a group: a linear map made of
-    ``parameters``, or (None) the features themselves. ``loops``: those of added self-loops, where there are such."""
+    ``parameters``, or (None) the features themselves; without features nothing. ``loops``: those of added self-loops,
+    where there are such."""
 
     features: int
     columns: int
@@ -69,13 +70,13 @@ class EdgeTerm:
         bias_T = None if bias is None else bias.detach()[part]
         return EdgeTerms(groups, dtype, weight.detach()[part].t().contiguous(), bias_T, loop_RK)
 
-    def loop_features(self, tile: TileEdges, like: Tensor) -> Tensor:
-        """Those of a tile's rows [R, K], of the type of ``like`` and where it is."""
-        loops = self.loops
-        assert loops is not None
-        if loops.constant_K is None:
-            return pulls_for(like).loops(loops, tile, like.dtype)
-        return like.new_zeros(tile.rows, self.features) + loops.constant_K.to(like.device, like.dtype)
+    def loop_features(self, tile: TileEdges, like: Tensor) -> Tensor | None:
+        """Those of a tile's rows [R, K], of the type of ``like`` and where it is; None where no loops are added."""
+        if self.loops is None:
+            return None
+        if self.loops.constant_K is None:
+            return pulls_for(like).loops(self.loops, tile, like.dtype)
+        return like.new_zeros(tile.rows, self.features) + self.loops.constant_K.to(like.device, like.dtype)
 
     def gradients(self, pulled_RGM: Tensor) -> Parameters:
         """Of the parameters, from that of the map row by row."""
@@ -87,6 +88,8 @@ class EdgeTerm:
         return through_weights(self.weights, self.parameters, weight, bias)
 
 
+NO_TERM = EdgeTerm(0, 0)
+"""Of what takes no features of edges."""
 _LOOP_TIMES: dict[type, tuple[float, float, float]] = {
     Gatv2: (11, 24, 17),
     GatWithFeatures: (11, 10, 17),
@@ -112,7 +115,7 @@ class FunctionAggregate(EdgeAggregate):
     edge_bytes = 6000
     function: Callable[[range], EdgeFunction]
     """Message and score of some groups."""
-    term: EdgeTerm | None
+    term: EdgeTerm
     att: nn.Parameter | None = None
     """What comes with the target's rows, so that its gradient is found row by row as theirs is: [1, G, C]."""
     target_columns = 0
@@ -128,11 +131,11 @@ class FunctionAggregate(EdgeAggregate):
 
     @property
     def edge_data(self) -> tuple[EdgeData, ...]:
-        return () if self.term is None else (EdgeData.FEATURES,)
+        return (EdgeData.FEATURES,) if self.term.features else ()
 
     @property
     def edge_features(self) -> int:  # type: ignore[override]  # the others have none
-        return 0 if self.term is None else self.term.features
+        return self.term.features
 
     @property
     def message(self) -> int:
@@ -154,27 +157,24 @@ class FunctionAggregate(EdgeAggregate):
 
     @property
     def pulled_target_columns(self) -> int:
-        return self.groups * (self.brought_columns + (0 if self.term is None else self.term.gradient_columns))
+        return self.groups * (self.brought_columns + self.term.gradient_columns)
 
     def _heads(self, key: Key, groups: range) -> Heads | None:
         """Of a softmax; a sum has none."""
         return None
 
     def _layout(self, groups: int) -> TargetLayout:
-        loop = 0 if self.term is None else self.term.loop_columns
-        return TargetLayout(groups, self.target_columns, self.message, self.statistics, loop)
+        return TargetLayout(groups, self.target_columns, self.message, self.statistics, self.term.loop_columns)
 
     def _messages(
         self, key: Key, tile: TileEdges, pulled: Tensor, groups: range, loop_RK: Tensor | None
     ) -> EdgeMessages:
         """What is computed of a tile's edges, which pull those rows, by some groups."""
-        terms = None if self.term is None else self.term.of(groups, pulled.dtype, loop_RK)
+        terms = self.term.of(groups, pulled.dtype, loop_RK) if self.term.features else None
         return EdgeMessages(self.function(groups), self._edges(tile, pulled.itemsize), terms, self._heads(key, groups))
 
     def forward(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
-        loop_RK = None
-        if self.term is not None and self.term.loops is not None:
-            loop_RK = self.term.loop_features(tile, source)
+        loop_RK = self.term.loop_features(tile, source)
         target, before = _split(own, groups, self.target_columns) if self.before is not None else (own, None)
         value_RO, lse_RG = pulls_for(source).messages(
             self._messages(key, tile, source, groups, loop_RK),
@@ -209,26 +209,22 @@ class FunctionAggregate(EdgeAggregate):
         if self.after is not None:
             own, prior = _split(own, groups, self.upstream_columns // self.groups)
         own = own.contiguous()
-        target, above = layout.unpack(own)
+        target_RV, above = layout.unpack(own)
+        if self.att is not None:  # beside what it is added to, so that its gradient comes row by row
+            target_RHC = target_RV.view(len(own), len(groups), -1)
+            att_RHC = self.att.detach()[:, groups.start : groups.stop].expand_as(target_RHC)
+            target_RV = torch.cat((target_RHC, att_RHC), dim=2).view(len(own), -1)
         found = pulls_for(source).message_targets(
             self._messages(key, tile, source, groups, layout.loops(own)),
             source_NW=source,
-            target_RV=self._with_parameters(target, groups),
+            target_RV=target_RV,
             upstream_R=above,
-            with_map=self.term is not None and self.term.gradient_columns > 0,
+            with_map=self.term.gradient_columns > 0,
         )
         parts = [part for part in found if part is not None and part.shape[1]]
         if len(parts) == 1:
             return parts[0] if prior is None else parts[0].add_(prior)
         return torch.cat([part.view(len(own), len(groups), -1) for part in parts], dim=2).view(len(own), -1)
-
-    def _with_parameters(self, target: Tensor, groups: range) -> Tensor:
-        """The target's rows with what parameters add to them, so that their gradient comes row by row."""
-        if self.att is None:
-            return target
-        target_RHC = target.view(len(target), len(groups), -1)
-        att_RHC = self.att.detach()[:, groups.start : groups.stop].expand_as(target_RHC)
-        return torch.cat((target_RHC, att_RHC), dim=2).view(len(target), -1)
 
     def target_gradient(self, pulled: Tensor) -> tuple[Tensor, Parameters]:
         by_group, parameters = pulled.view(len(pulled), self.groups, -1), list[tuple[nn.Parameter, Tensor]]()
@@ -236,8 +232,7 @@ class FunctionAggregate(EdgeAggregate):
         if self.att is not None:
             rows_RGV, d_att = rows_RGV.chunk(2, dim=2)
             parameters += [(self.att, d_att.sum(0, keepdim=True))] if self.att.requires_grad else []
-        if self.term is not None:
-            parameters += self.term.gradients(by_group[:, :, self.brought_columns :])
+        parameters += self.term.gradients(by_group[:, :, self.brought_columns :])
         return rows_RGV.flatten(1), parameters
 
     def bounds(self, itemsize: int) -> memory.Bounds:
@@ -250,9 +245,9 @@ class FunctionAggregate(EdgeAggregate):
             packed=self.upstream_columns,
             pulled=self.pulled_target_columns,
             itemsize=itemsize,
-            features=0 if self.term is None else self.term.features,
-            term=0 if self.term is None else self.groups * self.term.columns,
-            loop=0 if self.term is None else self.term.loop_columns,
+            features=self.term.features,
+            term=self.groups * self.term.columns,
+            loop=self.term.loop_columns,
             heads=self.groups if by_head else 0,
             # Of a softmax over several types: own rows of two matrices side by side, and apart again.
             chained=0 if self.before is None is self.after else 3 * (self.upstream_columns + self.columns),
@@ -280,13 +275,14 @@ class FunctionAttention(Attention, FunctionAggregate):
         options: AttentionOptions,
         functions: Callable[[range], EdgeFunction],
         att: nn.Parameter | None = None,
-        term: EdgeTerm | None = None,
+        term: EdgeTerm = NO_TERM,
         joint: bool = False,
         keep: bool,
     ) -> None:
-        loop = 0 if term is None else term.loop_columns
-        assert not (loop and (joint or before)), "self-loops are not added where edges are of several types"
-        super().__init__(index, source, target, options, kept=loop + (not joint), keep=keep, more=int(joint))
+        assert not (term.loop_columns and (joint or before)), "self-loops are not added to edges of several types"
+        widths = {"result": options.channels + joint, "kept": term.loop_columns + (not joint)}
+        super().__init__(index, source, target, groups=options.heads, keep=keep, **widths)
+        self.options, self.p = options, options.p
         self.joint = joint
         self.function = functions
         self.att = att
@@ -296,7 +292,7 @@ class FunctionAttention(Attention, FunctionAggregate):
         if before is not None:
             assert before.joint and before.target is target
             self.inputs, before.after = (*self.inputs, before), self
-        self.parameters = (*(() if att is None else (att,)), *(() if term is None else term.parameters))
+        self.parameters = term.parameters if att is None else (att, *term.parameters)
 
     @property
     def message(self) -> int:
@@ -315,9 +311,9 @@ class FunctionAttention(Attention, FunctionAggregate):
         return layout.pack(target, above, loop_RK), None
 
 
-def by_dot_products(*values: Any, term: EdgeTerm | None = None, **options: Any) -> FunctionAttention:
+def by_dot_products(*values: Any, **options: Any) -> FunctionAttention:
     """Attention to which sources bring key and value, targets the query; of an index and values."""
-    return FunctionAttention(*values, functions=lambda groups: TransformerAttention(len(groups)), term=term, **options)
+    return FunctionAttention(*values, functions=lambda groups: TransformerAttention(len(groups)), **options)
 
 
 class FunctionSum(FunctionAggregate):
@@ -332,7 +328,7 @@ class FunctionSum(FunctionAggregate):
         *,
         channels: int,
         functions: Callable[[range], EdgeFunction],
-        term: EdgeTerm | None,
+        term: EdgeTerm = NO_TERM,
         keep: bool,
         columns: int | None = None,
     ) -> None:
@@ -340,7 +336,7 @@ class FunctionSum(FunctionAggregate):
         super().__init__(index, source, target, groups=groups, result=channels, kept=0, keep=keep)
         self.function, self.term = functions, term
         self.target_columns = 0 if target is None else target.columns // groups
-        self.parameters = () if term is None else term.parameters
+        self.parameters = term.parameters
 
 
 def _split(rows: Tensor, groups: range, columns: int) -> tuple[Tensor, Tensor]:

@@ -7,11 +7,12 @@ Shapes: R rows, S nodes of the graph around them, C columns in and O out, E edge
 import copy
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +28,6 @@ from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.values import Codes, Ones, Value
 from ooc.plan.workload import EdgeData
 from ooc.storage.types import EdgeType
-
-if TYPE_CHECKING:
-    from torch_geometric.nn.aggr import QuantileAggregation, SortAggregation
 
 _PLAIN = (bool, int, float, str, torch.dtype)
 _ROWS = (Value, Codes)
@@ -70,11 +68,12 @@ class EdgeInput:
         return values
 
     def whole_columns(self, columns: int) -> list[int]:
-        """Which of so many have to be whole numbers from 0 on."""
-        if ("long", ()) not in self.steps or self.data is EdgeData.WEIGHT:
+        """Which of so many have to be whole numbers from 0 on; edges have one number, or a row of them."""
+        if ("long", ()) not in self.steps:
             return []
-        before = self.steps[: self.steps.index(("long", ()))]
-        return [int(number) for number in replace(self, steps=before).of(torch.arange(columns)[None]).flatten()]
+        numbers = torch.arange(columns).view(1, *[-1] * (self.data is EdgeData.FEATURES))
+        before = replace(self, steps=self.steps[: self.steps.index(("long", ()))])
+        return [int(number) for number in before.of(numbers).flatten()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +154,16 @@ class Call:
         """A^hops(rows) Wᵀ, in whichever order is cheaper."""
         return self.assembly.aggregate_product(rows, weight, self._oriented(rows, scaling), hops)
 
-    def per_edge(self, make: Callable[..., EdgeAggregate], *inputs: Value, trains: bool = False) -> Value:
+    def over(self, graph: Graph) -> "Call":
+        """The call for other edges."""
+        return replace(self, arguments={"edge_index": graph})
+
+    def per_edge(self, make: Callable[..., EdgeAggregate], *inputs: Value) -> Value:
         """The result of an aggregation that computes something for every edge (``Assembly.per_edge``); NoFormulaError
         where edges are taken the other way round."""
         self.needs(not self.flipped)
         self._check_source(inputs[0])
-        return self.assembly.per_edge(make, *inputs, trains=trains, relation=self.relation)
+        return self.assembly.per_edge(make, *inputs, relation=self.relation)
 
     def _check_source(self, rows: Value) -> None:
         relation, (space, _) = self.relation, ends_of_edges(self.relation, flipped=self.flipped)
@@ -263,13 +266,11 @@ class Layer:
             assert values is not None
             arguments[name] = one.of(values.to(x_SC.dtype))
         if not self.looks_up:
-            result = module(**arguments)
-            return side_by_side(result, self.parts) if self.parts else result
+            return side_by_side(module(**arguments), self.parts)
         from ooc.kernels.edge_rows import LookedUp, made  # needs numba
 
         with LookedUp():
-            result = module(**arguments)
-            return made(side_by_side(result, self.parts) if self.parts else result)
+            return made(side_by_side(module(**arguments), self.parts))
 
     def _split(self, x_SC: Tensor, names: Collection[str]) -> dict[str, Tensor]:
         """The matrices of these names, which lie side by side in one; more columns are of no use."""
@@ -306,16 +307,14 @@ class Layer:
         """What it takes of edges beside their ends."""
         return tuple(dict.fromkeys(one.data for one in self.carried.values()))
 
-    def whole_columns(self, edge_features: int) -> tuple[list[int], list[int]]:
-        """Which columns of its rows, and which features of edges, have to be whole numbers from 0 on."""
-        return self._columns(self.codes), [
-            column for one in self.carried.values() for column in one.whole_columns(edge_features)
-        ]
-
     @property
-    def has_whole_weights(self) -> bool:
-        """Whether what edges have one number of each has to be whole numbers from 0 on."""
-        return any(one.data is EdgeData.WEIGHT and ("long", ()) in one.steps for one in self.carried.values())
+    def whole_columns(self) -> list[int]:
+        """Which columns of its rows have to be whole numbers from 0 on."""
+        return self._columns(self.codes)
+
+    def whole_of_edges(self, data: EdgeData, columns: int) -> list[int]:
+        """The same of what edges carry, so many numbers each."""
+        return [one for given in self.carried.values() if given.data is data for one in given.whole_columns(columns)]
 
     @property
     def positive_columns(self) -> list[int]:
@@ -379,19 +378,27 @@ def layer_of(
             source, target = value
             ends[name] = (name, name) if source is target else _names_of_ends(name, value)
             matrices |= {one: rows for one, rows in zip(ends[name], value, strict=True) if one is not None}
-    codes = {name: value for name, value in matrices.items() if isinstance(value, Codes)}
     rows = {name: value.rows if isinstance(value, Codes) else value for name, value in matrices.items()}
     edges = {name: value for name, value in given.items() if isinstance(value, Graph)}
     carried = {name: value for name, value in given.items() if isinstance(value, EdgeInput)}
     known = {*rows, *ends, *edges, *carried}
     plain = {name: value for name, value in given.items() if name not in known}
-    columns = {name: value.columns for name, value in rows.items()}
-    tails = {name: codes[name].tail if name in codes else value.tail for name, value in rows.items()}
-    flipped, relation = (any(g.flipped for g in edges.values()), next((g.relation for g in edges.values()), None))
-    counts = tuple(name for name, value in rows.items() if _counts_edges(value))
-    options: dict[str, Any] = {"ends": ends, "relation": relation, "counts": counts}
-    options |= {"parts": parts, "codes": tuple(codes), "tails": tails, "flipped": flipped}
-    layer = Layer(module, where, columns, "".join(edges), carried, plain, **options)
+    relation = next((graph.relation for graph in edges.values()), None)
+    layer = Layer(
+        module,
+        where,
+        {name: value.columns for name, value in rows.items()},
+        "".join(edges),
+        carried,
+        plain,
+        parts,
+        codes=tuple(name for name, value in matrices.items() if isinstance(value, Codes)),
+        tails={name: value.tail for name, value in matrices.items()},
+        flipped=any(graph.flipped for graph in edges.values()),
+        ends=ends,
+        relation=relation,
+        counts=tuple(name for name, value in rows.items() if _counts_edges(value)),
+    )
     if not rows or len(edges) != 1:
         raise layer.refuse("it must be given matrices of rows and the model's own edges, beside what these carry")
     for name, value in plain.items():
@@ -405,8 +412,10 @@ def layer_of(
     return replace(layer, own=own), list(rows.values())
 
 
-def side_by_side(results: Any, parts: Sequence[Any]) -> Tensor:
-    """Those of several results, each of as many rows."""
+def side_by_side(results: Any, parts: Sequence[Any]) -> Any:
+    """Those of several results, each of as many rows; of none, the result itself."""
+    if not parts:
+        return results
     return torch.cat([results[part].reshape(results[part].size(0), -1) for part in parts], dim=1)
 
 
@@ -464,10 +473,12 @@ def _counts_edges(value: Value) -> bool:
 
 
 @cache
-def _lean_quantiles() -> "type[QuantileAggregation]":
-    """PyG's quantiles (and its median) by which entries they are, found column by column, so that nothing sorted is
-    kept for the gradient; and where rows have no edges, as those of a tile may, PyG's look for entry -1."""
-    from torch_geometric.nn.aggr import QuantileAggregation
+def _lean() -> dict[type[nn.Module], type[nn.Module]]:
+    """What runs in the place of PyG's aggregations: quantiles (and its median) by which entries they are, found column
+    by column, so that nothing sorted is kept for the gradient; and where rows have no edges, as those of a tile may,
+    PyG's look for entry -1. Its sort without a place for as many entries of every row as any row has, and of equal ones
+    the first in order."""
+    from torch_geometric.nn.aggr import MedianAggregation, QuantileAggregation, SortAggregation
 
     class LeanQuantiles(QuantileAggregation):  # type: ignore[misc]
         def forward(self, x: Tensor, index: Tensor, ptr: Any, dim_size: int, dim: int = -2) -> Tensor:
@@ -477,30 +488,12 @@ def _lean_quantiles() -> "type[QuantileAggregation]":
             found = selected_of_rows(x.flatten(1), index, dim_size, quantiles, self.fill_value)
             return found.view(dim_size, self.q.numel() * x.shape[1], *x.shape[2:])
 
-    return LeanQuantiles
-
-
-@cache
-def _lean_sort() -> "type[SortAggregation]":
-    """PyG's sort without a place for as many entries of every row as any row has, and of equal ones the first in
-    order."""
-    from torch_geometric.nn.aggr import SortAggregation
-
     class LeanSort(SortAggregation):  # type: ignore[misc]
         def forward(self, x: Tensor, index: Tensor, ptr: Any, dim_size: int, dim: int = -2) -> Tensor:
             self.assert_two_dimensional_input(x, dim)
             return selected_of_rows(x, index, dim_size, Highest(self.k))
 
-    return LeanSort
-
-
-_PYG_AGGREGATIONS = "torch_geometric.nn.aggr"
-_LEAN: dict[str, Callable[[], type[nn.Module]]] = {
-    f"{_PYG_AGGREGATIONS}.quantile.QuantileAggregation": _lean_quantiles,
-    f"{_PYG_AGGREGATIONS}.quantile.MedianAggregation": _lean_quantiles,
-    f"{_PYG_AGGREGATIONS}.sort.SortAggregation": _lean_sort,
-}
-"""By the names of PyG's."""
+    return {QuantileAggregation: LeanQuantiles, MedianAggregation: LeanQuantiles, SortAggregation: LeanSort}
 
 
 def inspectors(module: nn.Module) -> dict[int, Any]:
@@ -514,6 +507,19 @@ def computed(module: nn.Module) -> dict[int, Tensor]:
     """By id, for copies: what calls have left in ``module``, which cannot be copied with what it was computed of."""
     leaves = (leaf for part in module.modules() for leaf in tree_leaves(vars(part)))
     return {id(leaf): leaf.detach() for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_leaf}
+
+
+@contextmanager
+def in_modes(modes: Mapping[nn.Module, bool]) -> Iterator[None]:
+    """The modules are in training mode or not meanwhile; each is then in the mode that it had."""
+    before = {module: module.training for module in modes}
+    try:
+        for module, mode in modes.items():
+            module.training = mode
+        yield
+    finally:
+        for module, mode in before.items():
+            module.training = mode
 
 
 def sharing(module: nn.Module, where: str) -> nn.Module:
@@ -532,7 +538,6 @@ def sharing(module: nn.Module, where: str) -> nn.Module:
     except Exception as error:
         raise ModelError(f"{where} cannot be copied for every thread: {type(error).__name__}: {error}") from error
     for part in copied.modules():
-        lean = _LEAN.get(f"{type(part).__module__}.{type(part).__name__}")
-        if lean is not None:
-            part.__class__ = lean()
+        if (lean := _lean().get(type(part))) is not None:
+            part.__class__ = lean
     return copied

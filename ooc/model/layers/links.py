@@ -20,7 +20,7 @@ from ooc.errors import ModelError
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.neighbourhood import BucketRows, neighbourhood, runs, stretches
 from ooc.model.layers.decoders import LinkLoss, LinkPredictor, check_loss, index_place, scores_of, takes_kinds
-from ooc.model.layers.layer import EdgeInput, Graph
+from ooc.model.layers.layer import EdgeInput, Graph, in_modes
 from ooc.model.layers.opaque import Opaque, lower_opaque
 from ooc.model.layers.per_edge import Key
 from ooc.model.lowering.assembly import Assembly
@@ -106,10 +106,10 @@ def lower_links(model: LinkPredictor, embeddings: Value, assembly: Assembly) -> 
     check_loss(model.loss, assembly.setting.dtype)
     kind = OfLinks if assembly.setting.training else OfScoredLinks
     module = LinkLosses(model.decoder, model.loss)
-    modes = [(part, part.training) for part in module.modules()]
-    module.train(model.training and assembly.setting.training)
     try:
-        losses = lower_opaque(module, f"decoder {type(model.decoder).__name__}", arguments, {}, assembly, kind=kind)
+        with in_modes({part: part.training for part in module.modules()}):
+            module.train(model.training and assembly.setting.training)
+            losses = lower_opaque(module, f"decoder {type(model.decoder).__name__}", arguments, {}, assembly, kind=kind)
         if penalty:
             losses = assembly.rowwise("losses", lambda *rows: torch.cat(rows, dim=1), [losses, *penalty])
         return losses
@@ -120,5 +120,3 @@ def lower_links(model: LinkPredictor, embeddings: Value, assembly: Assembly) -> 
         raise ModelError(f"{error}; {called}") from error
     finally:
         assembly.edge_data = of_edges  # links have labels whatever edges carry
-        for part, training in modes:
-            part.training = training

@@ -15,10 +15,13 @@ Shapes: R rows of the tile, S nodes of the graph around some of them, C columns 
 """
 
 import math
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
+from io import BytesIO
 from threading import local
 from typing import Any, TypeVar
 
@@ -46,7 +49,6 @@ from ooc.kernels.pieces.caught_sums import Total
 from ooc.kernels.tensors import gradients_of
 from ooc.model.graph import Scaling
 from ooc.model.layers.conformance import ProbeResult, check_sizes, probe_layer
-from ooc.model.layers.content import digest
 from ooc.model.layers.layer import Layer, layer_of, sharing
 from ooc.model.layers.per_edge import EdgeAggregate, Key, Pulling, Scattered
 from ooc.model.layers.split_rows import Part, SplitRow, added
@@ -82,6 +84,8 @@ _WAITING_BYTES = 16 << 20
 added: tiles have half as many edges on average."""
 _NUMBER_BYTES = 8
 """Of which in-neighbour that is, besides."""
+_FEW = 8
+"""Numbers of a parameter that a forward may go another way by, as by those that are all alike."""
 
 
 class _JoinedRows:
@@ -111,9 +115,8 @@ class _JoinedRows:
 
 class Opaque(EdgeAggregate):
     """What ``layer`` gives for ``source``. ``module``: a copy of it in the mode that it is to run in; ``site`` keys the
-    masks of its first dropout, the next one those of its second; ``against`` the edges, of rows and out-neighbours.
-    ``target``: where neighbours are nodes of another type, the rows themselves; ``most_edges``: of a row, whichever
-    way; ``all_edges``: of the graph."""
+    masks of its first dropout, the next one those of its second. ``target``: where neighbours are
+    nodes of another type, the rows themselves; ``most_edges``: of a row, whichever way; ``all_edges``: of the graph."""
 
     pulls_targets = True
 
@@ -127,14 +130,13 @@ class Opaque(EdgeAggregate):
         *,
         site: int,
         keep: bool,
-        against: bool,
         most_edges: int,
         all_edges: float,
         target: Value | None = None,
     ) -> None:
         super().__init__(index, source, target, groups=1, result=math.prod(probed.tail), kept=0, keep=keep)
         self.space = self.brought.space
-        self.scaling = Scaling.REVERSED_SUM if against else Scaling.SUM
+        self.scaling = Scaling.REVERSED_SUM if layer.flipped != layer.sums_at_sources else Scaling.SUM
         self.parameters = probed.of(module)
         self.layer = replace(layer, pairs=probed.pairs, looks_up=probed.looks_up)
         self.probed = probed
@@ -196,7 +198,7 @@ class Opaque(EdgeAggregate):
     def forward(self, key: Key, tile: TileEdges, source: Tensor | BucketRows, own: Tensor, groups: range) -> Tensor:
         module, parts = self._own_module(), []
         tile, source = self.joined(tile, source, own)
-        for run, split in self._runs(key, module, tile, source, {}):
+        for run, split in self._runs(key, tile, source, {}):
             if split is not None:
                 parts.append(split.forward())
                 continue
@@ -213,8 +215,6 @@ class Opaque(EdgeAggregate):
         retained, name = run.retained, _name(run, rows)
         found: Neighbourhood | None = None if retained is None else retained.get(name)
         if found is not None and not found.edge_index_2E._version:  # nor has the layer written to it
-            if run.weight_E is None and run.features_EK is None:
-                return found
             return replace(found, weight_E=run.weight_E, features_EK=run.features_EK)
         near = neighbourhood(run, rows)
         is_whole = not near.stands_in and near.edge_index_2E.shape[1] == run.indices_E.shape[0]
@@ -250,27 +250,21 @@ class Opaque(EdgeAggregate):
         return key.epoch, *(parameter._version for parameter in self.parameters)
 
     def _runs(
-        self,
-        key: Key,
-        module: nn.Module,
-        tile: TileEdges,
-        source: Tensor | BucketRows,
-        totals: dict[int, list[Total]],
+        self, key: Key, tile: TileEdges, source: Tensor | BucketRows, totals: dict[int, list[Total]]
     ) -> Iterator[tuple[TileEdges, SplitRow | None]]:
         """Those of a tile; where one is a row of more edges than are taken at once, split: ``totals`` are its own, by
         row."""
-        place = tile.indices_E.device
+        place, module = tile.indices_E.device, self._own_module()
         most = min(edges_at_once(place), self.edges_at_once(on_device=place.type != "cpu"))
         piece = self.piece_edges(most)
+        running = partial(self._running, key)
         for run in runs(tile, most, pads=bool(self.probed.padding_bytes)):
-            row = present(run, len(source)) if self.splits_rows and run.indices_E.shape[0] > most else run
-            running = partial(self._running, key)
-            is_split = self.splits_rows and row.indices_E.shape[0] > most
-            split: SplitRow | None = None
-            if is_split:
-                of_row = totals.setdefault(run.start, [])
-                split = SplitRow(self.layer, module, self.probed.calls, running, row, piece, source, of_row)
-            yield run, split
+            row = present(run, len(source)) if self.splits_rows and run.indices_E.shape[0] > most else None
+            if row is None or row.indices_E.shape[0] <= most:
+                yield run, None
+                continue
+            of_row = totals.setdefault(run.start, [])
+            yield run, SplitRow(self.layer, module, self.probed.calls, running, row, piece, source, of_row)
 
     def backward_targets(
         self, key: Key, tile: TileEdges, source: Tensor | BucketRows, own: Tensor, groups: range
@@ -319,7 +313,7 @@ class Opaque(EdgeAggregate):
     ) -> Iterator[tuple[int, Part]]:
         """From a tile's rows of the result's gradient, run by run, and where its rows begin among the tile's."""
         module, trains = self._own_module(), self.rows_train
-        for run, split in self._runs(key, module, tile, source, totals):
+        for run, split in self._runs(key, tile, source, totals):
             start = run.start - tile.start
             gradient = own[start : start + run.rows]
             if split is not None:
@@ -440,6 +434,32 @@ def _name(run: TileEdges, rows: int) -> tuple[int, ...]:
     return run.start, run.rows, run.indices_E.shape[0], rows
 
 
+class Content(pickle.Pickler):
+    """Of objects: of tensors the numbers, not where these lie; of weights the shape, since what is found out about a
+    layer must be true of others, too; classes and functions by their names."""
+
+    def reducer_override(self, one: Any) -> Any:
+        if type(one).__module__ == "torch_geometric.inspector":  # it knows of a class, and more from call to call
+            return tuple, ((one._cls,),)
+        if not isinstance(one, Tensor):
+            return NotImplemented
+        kept = type(one).__name__, one.dtype, one.requires_grad, tuple(one.shape), str(one.device)
+        numbers = one.detach().cpu().contiguous().view(-1)
+        is_weights = isinstance(one, nn.Parameter) and len(numbers) > _FEW and bool((numbers != numbers[0]).any())
+        return tuple, ((*kept, None if is_weights else sha256(numbers.view(torch.uint8).numpy().data).digest()),)
+
+
+def digest(*objects: Any, pickler: type[Content] = Content) -> bytes | None:
+    """The same for objects that are made alike, but for the values of weights; None where that cannot be told: of
+    nameless classes and functions, and of whatever does not let itself be pickled."""
+    content = BytesIO()
+    try:
+        pickler(content).dump(objects)
+    except Exception:  # of the user's classes
+        return None
+    return sha256(content.getbuffer()).digest()
+
+
 def lower_opaque(
     conv: nn.Module,
     where: str,
@@ -456,7 +476,6 @@ def lower_opaque(
     rows, setting, relation = dict(zip(layer.rows, values, strict=True)), assembly.setting, layer.relation
     source = assembly.matrix(where, [rows[name] for name in layer.of_sources])  # as a run gathers rows of one
     target = assembly.matrix(where, [rows[name] for name in layer.own]) if layer.own else None
-    against = layer.flipped != layer.sums_at_sources
     if setting.types is not None and kind is Opaque and relation is None:
         raise layer.refuse("of a graph with types it must be given edges of one")
     assembly.edge_data.update(layer.edge_data)
@@ -464,37 +483,35 @@ def lower_opaque(
     rows_train = source.trains or (target is not None and target.trains)
     record = setting.training and (rows_train or any(p.requires_grad for p in conv.parameters()))
     options: dict[str, Any] = {
-        "columns": layer.columns,
         "edge_features": 1 if kind is not Opaque else setting.features_of_edges(relation),  # of links
         "dtype": setting.dtype,
         "record": record,
         "on_cpu": setting.on_cpu,
         "in_pieces": setting.most_edges(relation) > min(_FEWEST_EDGES, edges_at_once(torch.device("cpu"))),
     }
-    alike = digest(module, layer.kind, options)  # as a deep model's layers are, or those of several types of edges
-    question = (layer, record, module.training) if alike is None else alike
-    probed = next((found for asked, found in setting.probed if asked == question), None)
-    in_either_mode = conv, layer.kind, {**options, "record": None}
+    in_either_mode = conv, layer.kind, str(options | {"record": None})
+    # The same question of layers that are made alike, as a deep model's are, or those of several types of edges.
+    question = digest(module, layer.kind, options) or (*in_either_mode, record, module.training)
+    probed = setting.probed.get(question)
     if probed is None:
-        known = () if setting.training else setting.probed
-        found = (one for asked, one in known if asked == in_either_mode and not one.tells_modes)
-        probed = probe_layer(layer, module, **options, in_training=next(found, None))
-        setting.probed.append((question, probed))
+        trained = None if setting.training else setting.probed.get(in_either_mode)
+        in_training = None if trained is None or trained.tells_modes else trained
+        probed = setting.probed[question] = probe_layer(layer, module, **options, in_training=in_training)
     if setting.training:
-        setting.probed.append((in_either_mode, probed))
+        setting.probed[in_either_mode] = probed
     if kind is Opaque:
-        sizes = [assembly.num_rows(one) for one in (target or source, source)], all_edges
-        if not any(asked == (question, sizes) for asked, _ in setting.probed):
+        sizes = tuple(assembly.num_rows(one) for one in (target or source, source)), all_edges
+        if (question, sizes) not in setting.probed:
             check_sizes(layer, module, probed, *sizes, **options)
-            setting.probed.append(((question, sizes), probed))
+            setting.probed[question, sizes] = probed
     keep = setting.training and (rows_train or bool(probed.parameters))
     site = assembly.sites + 1
     assembly.sites += len(probed.dropped)
     if relation is None:
         assembly.convolved.append(source)
     most_edges, of_all = int(min(setting.most_edges(relation), 1 << 62)), all_edges if kind is Opaque else math.inf
-    own: dict[str, Any] = {"site": site, "keep": keep, "against": against, "most_edges": most_edges}
-    made = kind(assembly.next_index(), source, layer, module, probed, target=target, all_edges=of_all, **own)
+    own: dict[str, Any] = {"site": site, "keep": keep, "most_edges": most_edges, "all_edges": of_all}
+    made = kind(assembly.next_index(), source, layer, module, probed, target=target, **own)
     if relation is not None:
         made.over(relation)
     tail = probed.tail

@@ -112,6 +112,8 @@ class EdgeAggregate(Aggregate):
     """Whether the gradient of the target's own rows takes a pull of its own."""
     edge_features = 0
     """How many features of an edge it takes."""
+    p = 0.0
+    """Of dropout."""
     slices = 1
     """How many groups, one set after the other, share what is computed of an edge."""
 
@@ -127,13 +129,12 @@ class EdgeAggregate(Aggregate):
         self.groups = groups
         self.result = result
         self.keep = keep
-        self.p = 0.0
         self._known: dict[int, memory.Bounds] = {}
 
     def over(self, relation: EdgeType) -> None:
         """Have it over the edges of one type, of a graph with several."""
         self.scaling = scaling = RelationScaling(self.scaling.basic, relation)
-        self.direction = RelationEdges(relation.folder, Direction.OUT if scaling.reversed else Direction.IN)
+        self.direction = RelationEdges(relation.folder, Direction.OUT if scaling.basic.reversed else Direction.IN)
         self.space = ends_of(scaling)[1]
 
     @property
@@ -320,31 +321,16 @@ class AttentionOptions:
 
     heads: int
     channels: int
-    self_loops: SelfLoops
-    p: float
-    site: int
+    self_loops: SelfLoops = SelfLoops.AS_STORED
+    p: float = 0.0
+    site: int = 0
     slices: int = 1
 
 
 class Attention(EdgeAggregate):
     """A softmax over every target's edges, head by head."""
 
-    def __init__(
-        self,
-        index: int,
-        source: Value,
-        target: Value | None,
-        options: AttentionOptions,
-        *,
-        kept: int,
-        keep: bool,
-        more: int = 0,
-    ) -> None:
-        groups, result = options.heads * options.slices, options.channels // options.slices + more
-        super().__init__(index, source, target, groups=groups, result=result, kept=kept, keep=keep)
-        self.slices = options.slices
-        self.options = options
-        self.p = options.p
+    options: AttentionOptions
 
     def work(self, pulling: Pulling, itemsize: int) -> EdgeWork:
         """Of a loop, with what softmaxes take of a row however few edges it has, and of an edge however narrow a head
@@ -381,7 +367,9 @@ class GatAttention(Attention):
         negative_slope: float | None,
         keep: bool,
     ) -> None:
-        super().__init__(index, source, target, options, kept=options.channels // options.slices + 2, keep=keep)
+        groups, width = options.heads * options.slices, options.channels // options.slices
+        super().__init__(index, source, target, groups=groups, result=width, kept=width + 2, keep=keep)
+        self.options, self.slices, self.p = options, options.slices, options.p
         self.negative_slope = negative_slope
 
     def work(self, pulling: Pulling, itemsize: int) -> EdgeWork:

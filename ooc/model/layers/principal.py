@@ -10,7 +10,7 @@ Shapes: R rows, T towers of F columns, K = T·F.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,14 @@ from ooc.model.lowering.values import RowFunction, Value
 _SQUARES = (aggr.VarAggregation, aggr.StdAggregation)
 _EXTREMES = {aggr.MaxAggregation: 1.0, aggr.MinAggregation: -1.0}
 _KNOWN = (aggr.SumAggregation, aggr.MeanAggregation, *_EXTREMES, *_SQUARES)
+_SCALES: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "identity": lambda scaled, degree: torch.ones_like(degree),
+    "amplification": lambda scaled, degree: torch.log(degree + 1) / scaled.avg_deg_log,
+    "attenuation": lambda scaled, degree: scaled.avg_deg_log / torch.log(degree.clamp(min=1) + 1),
+    "linear": lambda scaled, degree: degree / scaled.avg_deg_lin,
+    "inverse_linear": lambda scaled, degree: scaled.avg_deg_lin / degree.clamp(min=1),
+}
+"""What DegreeScalerAggregation multiplies by."""
 _ROWS_TRIED = 320, 64
 _MARGIN = 1.25
 """For what operators need for themselves."""
@@ -37,7 +45,10 @@ _LEAST_VARIANCE = 1e-5
 
 def aggregators_of(aggregation: Any) -> list[nn.Module]:
     """Those that it puts side by side, each scaled by degrees if that is told; none if there is no formula for it."""
-    several = aggregation.aggr if type(aggregation) is aggr.DegreeScalerAggregation else aggregation
+    is_scaled = type(aggregation) is aggr.DegreeScalerAggregation
+    several = aggregation.aggr if is_scaled else aggregation
+    if is_scaled and not set(aggregation.scaler) <= set(_SCALES):
+        return []
     if type(several) is aggr.MultiAggregation and several.mode != "cat":
         return []
     found = [*several.aggrs] if type(several) is aggr.MultiAggregation else [several]
@@ -103,8 +114,15 @@ def lower_pna(conv: Any, call: Call) -> Value:
 
 
 def _pulled(call: Call, source: Value, aggregators: Sequence[nn.Module]) -> list[Value]:
-    """What rows pull for them: ``_totals``, and the largest c_j or -c_j, or both, as they look for extremes."""
-    found = [_totals(call, source, aggregators)]
+    """What rows pull for them: Σ c_j and Σ c_j², where some ask for them, and how many there are; and the largest c_j
+    or -c_j, or both, as they look for extremes."""
+    are_extremes, squared = ([isinstance(one, kind) for one in aggregators] for kind in (tuple(_EXTREMES), _SQUARES))
+
+    def summands(rows: Tensor) -> Tensor:
+        powers = [rows] * (not all(are_extremes)) + [rows * rows] * any(squared)
+        return torch.cat((*powers, torch.ones_like(rows[:, :1])), dim=1)
+
+    found: list[Value] = [call.aggregate(call.assembly.rowwise(call.where, summands, [source]), Scaling.SUM)]
     signs = [sign for kind, sign in _EXTREMES.items() if any(type(one) is kind for one in aggregators)]
     if signs:
         both = call.assembly.rowwise(call.where, lambda r: torch.cat([sign * r for sign in signs], dim=1), [source])
@@ -144,7 +162,7 @@ def _scaled(aggregation: Any, rows: Tensor, degree: Tensor) -> Tensor:
     """By what a DegreeScalerAggregation multiplies by, side by side; as they are by others."""
     if type(aggregation) is not aggr.DegreeScalerAggregation:
         return rows
-    return torch.cat([rows * _scale(aggregation, name, degree) for name in aggregation.scaler], dim=-1)
+    return torch.cat([rows * _SCALES[name](aggregation, degree) for name in aggregation.scaler], dim=-1)
 
 
 def _columns_made(
@@ -164,31 +182,3 @@ def _columns_made(
 
     more, few = (peak_bytes(rows) for rows in _ROWS_TRIED)
     return math.ceil(_MARGIN * (more - few) / (_ROWS_TRIED[0] - _ROWS_TRIED[1]) / dtype.itemsize)
-
-
-def _totals(call: Call, source: Value, aggregators: Sequence[nn.Module]) -> Value:
-    """Σ c_j and Σ c_j², where some ask for them, and how many there are."""
-    are_extremes, squared = ([isinstance(one, kind) for one in aggregators] for kind in (tuple(_EXTREMES), _SQUARES))
-
-    def summands(rows: Tensor) -> Tensor:
-        powers = [rows] * (not all(are_extremes)) + [rows * rows] * any(squared)
-        return torch.cat((*powers, torch.ones_like(rows[:, :1])), dim=1)
-
-    return call.aggregate(call.assembly.rowwise(call.where, summands, [source]), Scaling.SUM)
-
-
-def _scale(scaled: Any, name: str, degree: Tensor) -> Tensor:
-    """What DegreeScalerAggregation multiplies by."""
-    linear: Tensor = scaled.avg_deg_lin
-    logarithm: Tensor = scaled.avg_deg_log
-    match name:
-        case "amplification":
-            return torch.log(degree + 1) / logarithm
-        case "attenuation":
-            return logarithm / torch.log(degree.clamp(min=1) + 1)
-        case "linear":
-            return degree / linear
-        case "inverse_linear":
-            return linear / degree.clamp(min=1)
-        case _:
-            return torch.ones_like(degree)

@@ -14,14 +14,12 @@ Shapes: R rows, H heads of C channels, I columns of x.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ooc.kernels.edges import SelfLoops
 from ooc.kernels.functions import EdgeFunction, GatWithFeatures
 from ooc.model.graph import RelationScaling, Scaling
 from ooc.model.layers.attention import attended_in_slices, heads_of, in_slices, scored
@@ -48,7 +46,7 @@ def lower_hgt(conv: Any, call: Call) -> ByType:
     if None in numbers or numbers != sorted(numbers, key=lambda number: number or 0):
         raise call.refuse(f"its metadata has other types of edges, or in another order, than the graph{_OF_GRAPH}")
     heads, width = conv.heads, conv.out_channels
-    options = AttentionOptions(heads, width // heads, SelfLoops.AS_STORED, 0.0, 0)
+    options = AttentionOptions(heads, width // heads)
 
     def query(lin: Any) -> Weights:
         return lambda: (lin.weight[width : 2 * width], lin.bias[width : 2 * width])
@@ -80,7 +78,7 @@ def lower_hgt(conv: Any, call: Call) -> ByType:
             keys = call.assembly.projection(rows[relation.source], weights, parameters)
             joint = relation != [*into][-1]
             attention = partial(by_dot_products, options=options, joint=joint)
-            attended = [_over(call, graph).per_edge(attention, keys, queries, *attended)]
+            attended = [call.over(graph).per_edge(attention, keys, queries, *attended)]
         own = call.assembly.rowwise(call.where, nn.functional.gelu, attended)
         out = sum_of_maps(call, [conv.out_lin.lins[target]], [own])
         found[target] = _skipped(call, out, rows[target], conv.skip[target])
@@ -113,12 +111,12 @@ def lower_han(conv: Any, call: Call) -> ByType:
     for relation, graph in graphs.items():
         x_source, x_target, folder = rows[relation.source], rows[relation.target], relation.folder
         p = float(conv.dropout) if conv.training else 0.0
-        options = AttentionOptions(conv.heads, channels, SelfLoops.AS_STORED, p, assembly.site(p))
+        options = AttentionOptions(conv.heads, channels, p=p, site=assembly.site(p))
         cut = in_slices(call, x_source, options)
         source = scored(call, x_source, conv.proj[relation.source], conv.lin_src[folder], cut)
         target = scored(call, x_target, conv.proj[relation.target], conv.lin_dst[folder], cut, alone=True)
         slope = float(conv.negative_slope)
-        attended = attended_in_slices(_over(call, graph), source, target, cut, channels, slope)
+        attended = attended_in_slices(call.over(graph), source, target, cut, channels, slope)
         found[relation.target].append(assembly.rectified(attended))
     return {name: _semantic(conv, call, parts) if parts else None for name, parts in found.items()}
 
@@ -149,7 +147,10 @@ def lower_rgcn(conv: Any, call: Call) -> Value:
     terms: list[tuple[float, Value]] = []
     for number, relation in _numbered(conv, call).items():
         matrix, parameters = _of_relation(conv, number, conv.weight, conv.comp)
-        weights = partial(_alone, matrix)
+
+        def weights(matrix: Matrix = matrix) -> tuple[Tensor, None]:
+            return matrix(), None
+
         multiply = partial(assembly.projection, weights=weights, parameters=parameters)
         shape = conv.out_channels, conv.in_channels_l
         if conv.aggr == "max":
@@ -202,7 +203,7 @@ def lower_rgat(conv: Any, call: Call) -> Value:
 
         attention = partial(
             FunctionAttention,
-            options=AttentionOptions(heads, channels, SelfLoops.AS_STORED, p, call.assembly.site(p)),
+            options=AttentionOptions(heads, channels, p=p, site=call.assembly.site(p)),
             functions=functions,
             joint=together and place < len(relations) - 1,
         )
@@ -241,10 +242,6 @@ def _of_relation(
     return lambda: weight[number].T, (weight,)
 
 
-def _alone(matrix: Matrix) -> tuple[Tensor, None]:
-    return matrix(), None
-
-
 # ---- arguments by type ------------------------------------------------------------------------------------
 
 
@@ -266,11 +263,6 @@ def _graphs(call: Call) -> dict[EdgeType, Graph]:
     if missing := [end for one in found for end in (one.source, one.target) if end not in rows]:
         raise call.refuse(f"x_dict has no rows of {missing[0]!r}, which edges lead to or from")
     return found
-
-
-def _over(call: Call, graph: Graph) -> Call:
-    """The call for the edges of one type."""
-    return replace(call, arguments={"edge_index": graph})
 
 
 def _check_linears(call: Call, maps: Mapping[str, Any], rows: Mapping[str, Value]) -> None:

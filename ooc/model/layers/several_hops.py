@@ -12,7 +12,6 @@ A is GCN's normalised sum, in ChebConv the Laplacian's without self-loops. Hyper
 part in a hyperedge, of which there are as many as nodes.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,16 +21,11 @@ from torch_geometric.nn.aggr import MinAggregation, VarAggregation
 from torch_geometric.utils import scatter
 
 from ooc.model.graph import Scaling
+from ooc.model.layers.attention import heads_of
 from ooc.model.layers.layer import Call, Graph
 from ooc.model.layers.opaque import lower_opaque
 from ooc.model.layers.principal import lower_aggregation
-from ooc.model.layers.sums import (
-    aggregated,
-    bias_of,
-    check_sum,
-    gcn_scaling,
-    sum_of_maps,
-)
+from ooc.model.layers.sums import aggregated, bias_of, check_sum, gcn_scaling, sum_of_maps
 from ooc.model.lowering.symbolic import is_linear
 from ooc.model.lowering.values import Ones, Value
 from ooc.plan.workload import EdgeData
@@ -79,7 +73,7 @@ def lower_cheb(conv: Any, call: Call) -> Value:
     x = call.matrix("x")
     degree: Value | None = None
     if plain:
-        back = replace(call, arguments={"edge_index": Graph(flipped=not call.flipped)})
+        back = call.over(Graph(flipped=not call.flipped))
         degree = back.aggregate(Ones(assembly.next_index(), x), Scaling.SUM)
 
     def hop(rows: Value, times: float, less: Value | None = None) -> Value:
@@ -113,7 +107,11 @@ def lower_arma(conv: Any, call: Call) -> Value:
         total = assembly.sum([(1.0, call.aggregate(out, scaling)), (1.0, root)])
         if bias is not None:
             total = assembly.rowwise(call.where, lambda rows, k=place: rows + bias[k].flatten(), [total], (bias,))
-        out = total if conv.act is None else _activated(call, conv.act, total)
+        if isinstance(conv.act, nn.Module):
+            total = call.apply(conv.act, total)
+        elif conv.act is not None:
+            total = assembly.rowwise(call.where, conv.act, [total])
+        out = total
     if stacks == 1:
         return out
     return assembly.rowwise(call.where, lambda rows: rows.view(len(rows), stacks, -1).mean(dim=1), [out])
@@ -131,12 +129,6 @@ def _by_stack(call: Call, rows: Value, weight: nn.Parameter, place: int | None, 
         return torch.cat([part @ weight_IO for part, weight_IO in zip(parts, weight_KIO, strict=True)], dim=-1)
 
     return call.assembly.rowwise(call.where, product, [rows], (weight,), heavy=True)
-
-
-def _activated(call: Call, act: Any, rows: Value) -> Value:
-    if isinstance(act, nn.Module):
-        return call.apply(act, rows)
-    return call.assembly.rowwise(call.where, act, [rows])
 
 
 def lower_eg(conv: Any, call: Call) -> Value:
@@ -176,7 +168,7 @@ def lower_hypergraph(conv: Any, call: Call) -> Value:
         raise call.refuse(f"flow={conv.flow!r} is not supported")
     if conv.use_attention:
         return _attending_hypergraph(conv, call)
-    x, back = call.matrix("x"), replace(call, arguments={"edge_index": Graph(flipped=not call.flipped)})
+    x, back = call.matrix("x"), call.over(Graph(flipped=not call.flipped))
     if is_linear(conv.lin) and conv.lin.bias is None:
         of_hyperedges = call.aggregate_product(x, conv.lin.weight, Scaling.MEAN)
     else:
@@ -189,19 +181,19 @@ def _attending_hypergraph(conv: Any, call: Call) -> Value:
     the hyperedges of a node: found once, and given to both sums. These run as they are, the second against the edges.
     """
     assembly, edges, back = call.assembly, Graph(flipped=call.flipped), Graph(flipped=not call.flipped)
-    heads, channels, attention, of_hyperedges = conv.heads, conv.out_channels, conv.att, call.matrix("hyperedge_attr")
+    x, of_hyperedges = call.matrix("x"), call.matrix("hyperedge_attr")
     if conv.training and conv.dropout:
         raise call.refuse(f"dropout={conv.dropout} drops alike from two sums in opposite directions; set it to 0")
 
-    def scores(rows: Tensor, of_nodes: bool) -> Tensor:
-        part = slice(channels) if of_nodes else slice(channels, None)
-        found: Tensor = (rows.view(len(rows), heads, channels) * attention[..., part]).sum(dim=-1)
-        return found
+    def scored(rows: Value, part: slice) -> Value:
+        def scores(rows_RC: Tensor) -> Tensor:
+            by_head: Tensor = rows_RC.view(len(rows_RC), conv.heads, -1) * conv.att[..., part]
+            return by_head.sum(dim=-1)
 
-    x = sum_of_maps(call, [conv.lin], [call.matrix("x")])
-    node = assembly.rowwise(call.where, lambda rows: scores(rows, True), [x], (attention,))
-    edge = sum_of_maps(call, [conv.lin], [of_hyperedges])
-    edge = assembly.rowwise(call.where, lambda rows: scores(rows, False), [edge], (attention,))
+        return assembly.rowwise(call.where, scores, [rows], (conv.att,))
+
+    x, mapped = (sum_of_maps(call, [conv.lin], [rows]) for rows in (x, of_hyperedges))
+    node, edge = scored(x, slice(conv.out_channels)), scored(mapped, slice(conv.out_channels, None))
     known = assembly.setting.traced
     softmax, mean = known.setdefault(
         (conv, "hypergraph"), (_Normaliser(conv.negative_slope), _AttendingMean(conv.negative_slope))
@@ -214,9 +206,7 @@ def _attending_hypergraph(conv: Any, call: Call) -> Value:
     for own, other, graph, is_own in ((edge, node, edges, by_hyperedge), (node, edge, back, not by_hyperedge)):
         found = lower_opaque(mean, call.where, [found, own, other, lse, graph, is_own], {}, assembly)
     del assembly.convolved[given:]
-    if not conv.concat:
-        found = assembly.rowwise(call.where, lambda rows: rows.view(len(rows), heads, channels).mean(dim=1), [found])
-    return assembly.sum([(1.0, found)], bias_of(conv))
+    return assembly.sum([(1.0, heads_of(conv, call, found))], bias_of(conv))
 
 
 class _Normaliser(nn.Module):

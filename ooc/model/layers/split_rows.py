@@ -14,7 +14,9 @@ Shapes: S nodes of a piece's graph, the row first, C columns of the source, O of
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +58,7 @@ class SplitRow:
         """[1, O]."""
         self._add_up()
         near, _ = next(self._pieces())
-        result = self._run(near, near.gather(self.source), lambda *_: None, self._top + 1, to_the_end=True)
+        result = self._run(near, near.gather(self.source))
         assert result is not None
         return result
 
@@ -78,7 +80,8 @@ class SplitRow:
                     total.gradient = added(total.gradient, part)
         for total in self.totals:
             total.leaf = None if total.leaf is None else total.leaf.detach()
-        yield from _in_parts(self._rows_backward(parameters, trains=trains))
+        of_piece = partial(self._piece_backward, parameters, trains=trains)
+        yield from _in_parts(of_piece(near, is_first=is_first) for near, is_first in self._pieces())
 
     def _add_up(self) -> None:
         """All totals, level by level, unless they are there."""
@@ -94,7 +97,7 @@ class SplitRow:
 
             while wanted:
                 for near, is_first in self._pieces():
-                    self._run(near, near.gather(self.source), take, level, is_first=is_first)
+                    self._run(near, near.gather(self.source), level, take, is_first=is_first)
                 wanted.difference_update([number for number in wanted if not self.totals[number].end_run()])
 
     def _end_backward(self, gradient_1O: Tensor, parameters: Sequence[nn.Parameter], *, trains: bool) -> Part:
@@ -102,7 +105,7 @@ class SplitRow:
         x_SC = near.gather(self.source).requires_grad_(trains)
         kept = [(total, total.leaf) for total in self.totals if total.leaf is not None]
         with torch.enable_grad():
-            result = self._run(near, x_SC, lambda *_: None, self._top + 1, to_the_end=True)
+            result = self._run(near, x_SC)
         assert result is not None
         found = gradients_of([result], [x_SC, *parameters, *(leaf for _, leaf in kept)], [gradient_1O])
         first = 1 + len(parameters)
@@ -110,12 +113,8 @@ class SplitRow:
             total.gradient = part
         return (torch.zeros_like(x_SC) if found[0] is None else found[0])[:1], None, found[1:first]
 
-    def _rows_backward(self, parameters: Sequence[nn.Parameter], *, trains: bool) -> Iterator[Part]:
-        for near, is_first in self._pieces():
-            yield self._piece_backward(near, parameters, trains=trains, is_first=is_first)
-
     def _piece_backward(
-        self, near: Neighbourhood, parameters: Sequence[nn.Parameter], *, trains: bool, is_first: bool
+        self, parameters: Sequence[nn.Parameter], near: Neighbourhood, *, trains: bool, is_first: bool
     ) -> Part:
         """By itself, so that nothing of a piece is kept while the next one is computed."""
         x_SC = near.gather(self.source).requires_grad_(trains)
@@ -139,7 +138,7 @@ class SplitRow:
                     above.append(total.spread(part))
 
         with torch.enable_grad():
-            self._run(near, x_SC, take, level, is_first=is_first)
+            self._run(near, x_SC, level, take, is_first=is_first)
         return gradients_of(parts, wanted, above)
 
     @property
@@ -150,18 +149,18 @@ class SplitRow:
         self,
         near: Neighbourhood,
         x_SC: Tensor,
-        take: Callable[[int, Tensor], None],
-        level: int,
+        level: int | None = None,
+        take: Callable[[int, Tensor], None] = lambda *_: None,
         *,
         is_first: bool = True,
-        to_the_end: bool = False,
     ) -> Tensor | None:
-        """Up to the last call of ``level``, or to the last of all; ``to_the_end``: what the layer gives."""
-        last = max(k for k, call in enumerate(self.calls) if call.level == level or level > self._top)
-        last = -1 if to_the_end else last
-        catching = Catching(
-            self.layer.where, near, self.calls, self.totals, take, level=level, last=last, is_first=is_first
-        )
+        """Up to the last call of ``level``, or to the last of all, parts of whose sums ``take`` is given; without a
+        level to the end: what the layer gives."""
+        above, last = self._top + 1, -1
+        if level is not None:
+            last = max(k for k, call in enumerate(self.calls) if call.level == level or level == above)
+        options: dict[str, Any] = {"level": above if level is None else level, "last": last, "is_first": is_first}
+        catching = Catching(self.layer.where, near, self.calls, self.totals, take, **options)
         try:
             with self.running(near), catching:
                 result: Tensor = self.layer.run(self.module, x_SC, near)[:1]

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What convolutions that sum over neighbours have in common: scalings, maps of rows and of sums, biases."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch.nn.functional as F
 from torch import nn
-from torch_geometric.nn.aggr import DeepSetsAggregation, SoftmaxAggregation
+from torch_geometric.nn.aggr import AttentionalAggregation, DeepSetsAggregation, Set2Set, SoftmaxAggregation
 
-from ooc.kernels.edges import SelfLoops
 from ooc.kernels.functions import Rectified
 from ooc.model.graph import Scaling
-from ooc.model.layers.attention import is_attentional, is_set2set, lower_attentional, lower_set2set, works_by_rows
-from ooc.model.layers.edge_functions import EdgeTerm, FunctionAttention
+from ooc.model.layers.attention import lower_attentional, lower_set2set, works_by_rows
+from ooc.model.layers.edge_functions import NO_TERM, EdgeTerm, FunctionAttention
 from ooc.model.layers.layer import Call
 from ooc.model.layers.per_edge import AttentionOptions, Maximum
 from ooc.model.layers.principal import aggregators_of, lower_aggregation
@@ -27,7 +27,17 @@ ALL_KNOWN = (*SUMS, "mean", "max", VARIANCE_PRESERVING)
 """The aggregations that there is a formula for."""
 
 
-def linear_of_rows(call: Call, linear: Any, rows: Value) -> tuple[Value, list[nn.Parameter]]:
+Mapped = tuple[Value, list[nn.Parameter]]
+"""A product of rows, and a bias that is still to be added."""
+
+
+def total(call: Call, parts: Iterable[Mapped], biases: Sequence[nn.Parameter] = ()) -> Value:
+    """What maps give, added up with ``biases`` and their own."""
+    products, of_maps = zip(*parts, strict=True)
+    return call.assembly.sum([(1.0, one) for one in products], [*biases, *chain(*of_maps)])
+
+
+def linear_of_rows(call: Call, linear: Any, rows: Value) -> Mapped:
     """What a linear map, or what is in its place, gives for rows, and a bias that is still to be added."""
     if not is_linear(linear):
         return call.apply(linear, rows), []
@@ -38,12 +48,7 @@ def sum_of_maps(
     call: Call, linears: Iterable[Any], rows: Iterable[Value], biases: Sequence[nn.Parameter] = ()
 ) -> Value:
     """What linear maps, or what is in their places, give for rows each, added up with ``biases``."""
-    terms = []
-    for linear, one in zip(linears, rows, strict=True):
-        product, more = linear_of_rows(call, linear, one)
-        terms.append((1.0, product))
-        biases = [*biases, *more]
-    return call.assembly.sum(terms, biases)
+    return total(call, [linear_of_rows(call, *pair) for pair in zip(linears, rows, strict=True)], biases)
 
 
 def aggregated(call: Call, x: Value, aggr: Any, conv: Any) -> Value:
@@ -51,45 +56,46 @@ def aggregated(call: Call, x: Value, aggr: Any, conv: Any) -> Value:
     if aggr == "max":
         return call.per_edge(Maximum, x)
     if aggr == VARIANCE_PRESERVING:
-        total = sum_and_degree(call, x)
-        return call.assembly.rowwise(call.where, lambda s: s[:, :-1] / s[:, -1:].sqrt().clamp(min=1.0), [total])
+        summed = sum_and_degree(call, x)
+        return call.assembly.rowwise(call.where, lambda s: s[:, :-1] / s[:, -1:].sqrt().clamp(min=1.0), [summed])
     if aggr in (*SUMS, "mean"):
         return call.aggregate(x, Scaling.MEAN if aggr == "mean" else Scaling.SUM)
-    if aggregators_of(conv.aggr_module):
-        return lower_aggregation(conv.aggr_module, call, x)
-    if is_attentional(conv.aggr_module):
-        return lower_attentional(conv.aggr_module, call, x)
-    if is_set2set(conv.aggr_module):
-        return lower_set2set(conv.aggr_module, call, x)
-    if _is_deep_sets(conv.aggr_module):
-        return _lower_deep_sets(conv.aggr_module, call, x)
-    return softmax_of(conv, call, x)
-
-
-def _is_deep_sets(aggregation: Any) -> bool:
-    """Whether it is one whose network of neighbours is known to work row by row."""
-    if type(aggregation) is not DeepSetsAggregation or replaced_functions(aggregation):
-        return False
-    has_mlp = aggregation.local_mlp is not None or aggregation.global_mlp is not None  # these are told of the edges
-    return not has_mlp and (aggregation.local_nn is None or works_by_rows(aggregation.local_nn))
+    module: Any = conv.aggr_module
+    if aggregators_of(module):
+        return lower_aggregation(module, call, x)
+    lower = _LOWERINGS.get(type(module))
+    if lower is None:
+        return softmax_of(conv, call, x)
+    call.needs(not replaced_functions(module))
+    return lower(module, call, x)
 
 
 def _lower_deep_sets(aggregation: Any, call: Call, x: Value) -> Value:
-    """DeepSetsAggregation: a network of a sum over in-neighbours of what another one makes of their rows."""
+    """DeepSetsAggregation: a network of a sum over in-neighbours of what another one makes of their rows, which has to
+    be known to work row by row."""
+    call.needs(aggregation.local_mlp is None is aggregation.global_mlp)  # these are told of the edges
+    call.needs(aggregation.local_nn is None or works_by_rows(aggregation.local_nn))
     rows = x if aggregation.local_nn is None else call.apply(aggregation.local_nn, x)
-    total = call.aggregate(rows, Scaling.SUM)
-    return total if aggregation.global_nn is None else call.apply(aggregation.global_nn, total)
+    summed = call.aggregate(rows, Scaling.SUM)
+    return summed if aggregation.global_nn is None else call.apply(aggregation.global_nn, summed)
 
 
-def softmax_of(conv: Any, call: Call, x: Value, term: EdgeTerm | None = None, eps: float = 0.0) -> Value:
+_LOWERINGS: dict[type[nn.Module], Callable[[Any, Call, Value], Value]] = {
+    AttentionalAggregation: lower_attentional,
+    DeepSetsAggregation: _lower_deep_sets,
+    Set2Set: lower_set2set,
+}
+
+
+def softmax_of(conv: Any, call: Call, x: Value, term: EdgeTerm = NO_TERM, eps: float = 0.0) -> Value:
     """Messages ``Rectified`` makes of x and of a ``term`` of edges, weighted by a softmax over themselves;
     NoFormulaError where ``conv`` sums them in another way, or there is no program."""
     softmax: Any = conv.aggr_module
     is_plain = type(softmax) is SoftmaxAggregation and not (softmax.learn or softmax.semi_grad)
     call.needs(is_plain and not replaced_functions(softmax) and call.assembly.setting.on_cpu)
-    function, options = Rectified(softmax.t, eps), AttentionOptions(x.columns, 1, SelfLoops.AS_STORED, 0.0, 0)
+    function, options = Rectified(softmax.t, eps), AttentionOptions(x.columns, 1)
     make = partial(FunctionAttention, options=options, functions=lambda groups: function, term=term)
-    return call.per_edge(make, x, trains=term is not None and term.trains)
+    return call.per_edge(make, x)
 
 
 def sum_and_degree(call: Call, x: Value, *, weighted: bool = False) -> Value:
@@ -98,9 +104,7 @@ def sum_and_degree(call: Call, x: Value, *, weighted: bool = False) -> Value:
     return call.aggregate(with_ones, Scaling.WEIGHTED_SUM if weighted else Scaling.SUM)
 
 
-def linear_of_sum(
-    call: Call, linear: Any, rows: Value, scaling: Scaling, hops: int = 1
-) -> tuple[Value, list[nn.Parameter]]:
+def linear_of_sum(call: Call, linear: Any, rows: Value, scaling: Scaling, hops: int = 1) -> Mapped:
     """The same for A^hops(rows), in whichever order is cheaper."""
     if is_linear(linear):
         return call.aggregate_product(rows, linear.weight, scaling, hops), bias_of(linear)

@@ -100,7 +100,7 @@ class Setting:
     sum_first: Callable[[int, int, tuple[int, ...], bool, AnyScaling], bool] = lambda *question: True
     training: bool = True
     results: Results = Results.FIRST
-    probed: list[tuple[Any, Any]] = field(default_factory=list)
+    probed: dict[Hashable, Any] = field(default_factory=dict)
     traced: dict[Hashable, Any] = field(default_factory=dict)
 
     @property
@@ -281,19 +281,15 @@ class Assembly:
         product = self.setting.product
         return Projection(self.next_index(), source, weights, parameters, product=product, repeated=repeated)
 
-    def per_edge(
-        self,
-        make: Callable[..., EdgeAggregate],
-        *inputs: Value,
-        trains: bool = False,
-        relation: EdgeType | None = None,
-    ) -> Value:
+    def per_edge(self, make: Callable[..., EdgeAggregate], *inputs: Value, relation: EdgeType | None = None) -> Value:
         """The result of ``make(index, *inputs, keep=…)``, an aggregation that computes something for every edge, or for
-        those of one type; ``trains``: it has a gradient even where no input has."""
+        those of one type."""
         check_matrix(inputs[0])
         self._check_edges(relation is not None)
-        keep = self.setting.training and (trains or any(value.trains for value in inputs))
-        aggregate = make(self.next_index(), *inputs, keep=keep)
+        index, keep = self.next_index(), self.setting.training
+        aggregate = make(index, *inputs, keep=keep)
+        if keep and not aggregate.trains:
+            aggregate, keep = make(index, *inputs, keep=False), False
         if relation is not None:
             aggregate.over(relation)
         return Result(self.next_index(), aggregate) if keep and not aggregate.joint else aggregate

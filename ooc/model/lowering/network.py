@@ -313,7 +313,7 @@ def hops(output: Value, above: Collection[Value] = ()) -> dict[Value, int]:
         below = found[value]
         if isinstance(value, Moments):
             below = EVERYWHERE
-        elif isinstance(value, Aggregate) and value.scaling.reversed:
+        elif isinstance(value, Aggregate) and value.scaling.basic.reversed:
             below = EVERYWHERE  # hops are counted against the edges
         elif isinstance(value, Aggregate):
             below = min(EVERYWHERE, below + 1)

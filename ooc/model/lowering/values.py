@@ -236,7 +236,7 @@ class Aggregate(Value):
     @property
     def edge_data(self) -> tuple[EdgeData, ...]:
         """What it needs of edges beside their ends."""
-        return (EdgeData.WEIGHT,) if self.scaling.weighted else ()
+        return (EdgeData.WEIGHT,) if self.scaling.basic.weighted else ()
 
 
 MOMENTS_BYTES = 8

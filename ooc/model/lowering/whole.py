@@ -97,7 +97,7 @@ class Called(nn.Module):
     def call(self, *given: Tensor) -> Any:
         arguments = given_as(dict(zip(self.names, given, strict=True)), self.ends)
         found = getattr(self.conv, self.function)(**arguments, **self.plain)
-        return parts_side_by_side(found, self.parts) if self.parts else found
+        return parts_side_by_side(found, self.parts)
 
 
 def called_with(

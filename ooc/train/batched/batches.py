@@ -10,8 +10,8 @@ exactly, by the program that full-graph training scores with, whose plan is admi
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from ooc.events import Note, reported
 from ooc.kernels.dropout.edges import key_of
 from ooc.memory import divide_memory
 from ooc.model.graph import load_rows, rows_nbytes
+from ooc.model.layers.layer import in_modes
 from ooc.model.lowering.assembly import Results
 from ooc.model.lowering.network import values_of
 from ooc.model.lowering.tracing import arranged, edge_arguments, takes_data
@@ -75,19 +76,6 @@ five layers it was 0.8 to 1.13."""
 def _has_recurrence(model: nn.Module) -> bool:
     """Whether torch goes through sequences in it, as in ``Set2Set`` and ``JumpingKnowledge("lstm")``."""
     return any(isinstance(part, nn.RNNBase) for part in model.modules())
-
-
-@contextmanager
-def in_modes(modes: Mapping[nn.Module, bool]) -> Iterator[None]:
-    """The modules are in training mode or not meanwhile; each is then in the mode that it had."""
-    before = {module: module.training for module in modes}
-    try:
-        for module, mode in modes.items():
-            module.training = mode
-        yield
-    finally:
-        for module, mode in before.items():
-            module.training = mode
 
 
 def _as_it_is(saved: Tensor) -> Tensor:
@@ -397,9 +385,9 @@ class SampledTrainer(BatchTrainer):
         results = Results.ALL if takes_results(loss) else Results.FIRST
         options = {"ignore_edge_data": left_out, "results": results, "in_batches": True}
         _, network, _ = lower_model(model, store, resources, input_dropout=0.0, savings=(), **options)
-        if any(isinstance(value, Aggregate) and value.scaling.reversed for value in values_of(network.training)):
+        if any(isinstance(value, Aggregate) and value.scaling.basic.reversed for value in values_of(network.training)):
             raise ModelError("sums against the edges need out-edges, and a batch has in-edges of its nodes only")
-        normalized, self._dtype = [scaling for scaling in network.scalings if scaling.normalized], network.dtype
+        normalized, self._dtype = [scaling for scaling in network.scalings if scaling.basic.normalized], network.dtype
         # Refuses what it cannot do before anything is read.
         self._normalization = GcnNormalization(model, dict.fromkeys(normalized))
         self._scored_columns, self._takes_results = network.outputs, bool(network.result_columns)

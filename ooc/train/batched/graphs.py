@@ -28,6 +28,7 @@ from ooc.errors import ModelError, OptionError
 from ooc.events import reported
 from ooc.interruption import interruptible_by_ctrl_c
 from ooc.model.layers.conformance import Watch
+from ooc.model.layers.layer import in_modes
 from ooc.model.lowering.network import check_outputs
 from ooc.model.lowering.tracing import takes_data
 from ooc.model.lowering.whole import as_data, named
@@ -38,7 +39,7 @@ from ooc.sampling.graphs import Bounds, GraphLoader, GraphSizes, Size, batch_nby
 from ooc.sampling.runs import Ints
 from ooc.storage.array import AnyArray
 from ooc.storage.store import SPLITS, Store, Task
-from ooc.train.batched.batches import BatchTrainer, in_modes
+from ooc.train.batched.batches import BatchTrainer
 from ooc.train.loss import of_results, resolve_loss, takes_results
 from ooc.train.metrics import Scores, Unscored, make_scorer, named_scores
 from ooc.train.prediction import Predictions, What

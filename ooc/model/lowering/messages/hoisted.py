@@ -28,7 +28,7 @@ from torch_geometric.nn import MessagePassing
 from ooc.errors import ModelError
 from ooc.kernels.functions import Activation, Factor, Product
 from ooc.model.layers.attention import GATED_TOGETHER
-from ooc.model.layers.edge_functions import EdgeTerm, FunctionSum
+from ooc.model.layers.edge_functions import NO_TERM, EdgeTerm, FunctionSum
 from ooc.model.layers.layer import Call, EdgeInput, Graph, NoFormulaError
 from ooc.model.layers.propagation import OfEdges, lower_propagation
 from ooc.model.layers.sums import SUMS
@@ -236,10 +236,10 @@ class _OfMessage(Interpreter):
             functions=lambda groups: replace(function, groups=len(groups)),
             term=term,
         )
-        if term is not None:
+        if term.features:
             assembly.edge_data.add(EdgeData.FEATURES)
         ends = [self._interleaved(rows, channels) for rows in (sources, targets) if rows]
-        total = call.per_edge(make, *ends, trains=term is not None and term.trains)
+        total = call.per_edge(make, *ends)
         if is_mean:
             count = degree_of(call, index, like)
             total = assembly.rowwise(self._where, lambda rows, n: rows / n.clamp(min=1.0), [total, count])
@@ -265,11 +265,11 @@ class _OfMessage(Interpreter):
         return self._assembly.projection(with_count, made, [weight, bias])
 
     @staticmethod
-    def _term(maps: Sequence[Sequence[_Term]], features: int, channels: int) -> EdgeTerm | None:
+    def _term(maps: Sequence[Sequence[_Term]], features: int, channels: int) -> EdgeTerm:
         """What so many features of edges add to each factor."""
         weights = tuple(dict.fromkeys(term.of.weight for terms in maps for term in terms))
         if not weights:
-            return None
+            return NO_TERM
         like = weights[0]
 
         def made() -> tuple[Tensor, None]:
