@@ -429,7 +429,9 @@ class Interpreter:
         self._check_loops(where)
         module = self._modules.get(str(node.target)) if node.op == "call_module" else None
         self._check_in_place(node, where, writes_in_place(node) or bool(getattr(module, "inplace", False)))
-        return OfEdges(len(self.known), node.op, _without_writing(node), *self._with_free(node, where))
+        name = str(node.target).removesuffix("_")  # of the method that does not write into rows
+        is_method = node.op == "call_method" and callable(getattr(Tensor, name, None))
+        return OfEdges(len(self.known), node.op, name if is_method else node.target, *self._with_free(node, where))
 
     def _check_drawing(self, node: fx.Node, where: str) -> None:
         """What is put by is computed anew for everything that is made of it."""
@@ -583,10 +585,8 @@ class Interpreter:
             target, args, kwargs = "long", args[:1], {}
         if isinstance(args[0] if args else None, Codes) and (is_whole or target == "long"):
             return args[0]
-        if target in ("to", "float", "double") and isinstance(args[0], (Value, Graph, EdgeInput)):
-            return self._as_it_is(name, args, kwargs)
-        if target in ("to", "float", "double") and isinstance(args[0], Codes):
-            return self._as_numbers(name, args[0], [*args[1:], *kwargs.values()])
+        if target in ("to", "float", "double") and isinstance(args[0], (Value, Graph, EdgeInput, Codes)):
+            return self._converted(name, args[0], [*args[1:], *kwargs.values()])
         columns = self._assembly.setting.num_edge_features
         if (
             args
@@ -701,20 +701,19 @@ class Interpreter:
             if not torch.equal(before, torch.get_rng_state()):
                 raise ModelError(f"{found.name} is not supported: {_DRAWS}")
 
-    def _as_it_is(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Rows, edges and what these carry in the type that they have, where they are."""
-        dtype, wanted = self._assembly.setting.dtype, [*args[1:], *kwargs.values()]
-        wanted += [{"float": torch.float32, "double": torch.float64}.get(name, dtype)]
-        if any(one not in (dtype, torch.device("cpu"), "cpu") for one in wanted if not isinstance(one, bool)):
+    def _converted(self, name: str, one: Any, wanted: Sequence[Any]) -> Any:
+        """Rows, edges and what these carry in the type that they have, where they are; whole numbers as floating-point
+        ones of the model's type, in which all of them are exact, or as they are."""
+        dtype = self._assembly.setting.dtype
+        if isinstance(one, Codes):
+            kinds = [kind for kind in wanted if isinstance(kind, torch.dtype)]
+            if name == "to" and not any(kind.is_floating_point for kind in kinds):
+                return one
+            return self._assembly.unlearnt(name, lambda rows: one.of(rows).to(rows.dtype), [one.rows])
+        wanted = [*wanted, {"float": torch.float32, "double": torch.float64}.get(name, dtype)]
+        if any(asked not in (dtype, torch.device("cpu"), "cpu") for asked in wanted if not isinstance(asked, bool)):
             raise ModelError(f"{name}: another type than the model's, {dtype}, is not supported")
-        return args[0]
-
-    def _as_numbers(self, name: str, codes: Codes, wanted: Sequence[Any]) -> Value | Codes:
-        """Whole numbers as floating-point ones of the model's type, in which all of them are exact; or as they are."""
-        kinds = [one for one in wanted if isinstance(one, torch.dtype)]
-        if name == "to" and not any(kind.is_floating_point for kind in kinds):
-            return codes
-        return self._assembly.unlearnt(name, lambda rows: codes.of(rows).to(rows.dtype), [codes.rows])
+        return one
 
     def _above_one_another(self, leaf: Any) -> Any:
         """A batch of one as what it is."""
@@ -847,10 +846,8 @@ class Interpreter:
         """What an activation gives whose gradient needs no more than its result, or the signs; None for any other."""
         known = activation_of(target, args, kwargs) if args and isinstance(args[0], Value) else None
         match known:
-            case (Activation.RELU, _):
-                return self._assembly.rectified(args[0])
-            case (Activation.LEAKY_RELU, slope):
-                return self._assembly.rectified(args[0], slope)
+            case (Activation.RELU | Activation.LEAKY_RELU as kind, slope):
+                return self._assembly.rectified(args[0], None if kind is Activation.RELU else slope)
             case (Activation.ELU, alpha):
                 return ExponentialLinear(self._assembly.next_index(), args[0], alpha)
             case (Activation.TANH | Activation.SIGMOID as kind, _):
@@ -1048,13 +1045,6 @@ class Interpreter:
         if not (written or viewed or any(self.known[one] is self.known[node] for one in inputs)):
             return frozenset([node])
         return frozenset(other for one in inputs for other in self._memory[one])
-
-
-def _without_writing(node: fx.Node) -> Any:
-    """What it calls, or where that is a method which writes into rows, the one that does not."""
-    name = str(node.target).removesuffix("_")
-    is_method = node.op == "call_method" and callable(getattr(Tensor, name, None))
-    return name if is_method else node.target
 
 
 def _root(numbers: Tensor, power: float) -> Tensor:

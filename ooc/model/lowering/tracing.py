@@ -320,7 +320,5 @@ def _is_called_by_type(model: nn.Module) -> bool:
 
 def _must_be_told_batch(model: nn.Module) -> bool:
     """Whether it takes ``batch`` and cannot do without."""
-    if isinstance(model, GraphSequential):
-        return False
     batch = inspect.signature(model.forward).parameters.get("batch")
     return batch is not None and batch.default is inspect.Parameter.empty
