@@ -30,7 +30,7 @@ from ooc.sampling.paths import (
     find_near,
     find_paths,
     making_bytes,
-    most_walks,
+    walks_by_edge,
 )
 from ooc.sampling.runs import Ints, pieces, run_numbers
 from ooc.storage.array import AnyArray, Array
@@ -106,13 +106,13 @@ class GraphSizes:
             counts = count_paths(sources, targets, high - low, self.path_edges)
             ends = np.concatenate([[0], np.cumsum(counts)])[self.edges[first : stop + 1] - self.edges[first]]
             self.paths[first:stop] = np.diff(ends)
-            self.walks = max(self.walks, most_walks(sources, degrees, self.path_edges))
+            self.walks = int(walks_by_edge(sources, degrees, self.path_edges).max(initial=self.walks))
         if self.hops:
             walks = count_walks(sources, degrees, self.hops)
             nodes = np.diff(self.nodes[first : stop + 1])
             near = np.minimum(walks, np.repeat(nodes, nodes)) - 1
             self.near[first:stop] = np.add.reduceat(near, self.nodes[first:stop] - low)
-            self.walks = max(self.walks, int(walks.max()))
+            self.walks = int(walks.max(initial=self.walks))
 
     def of(self, graphs: AnyArray) -> dict[str, Ints]:
         """Of each of these graphs, by what is counted [g]."""

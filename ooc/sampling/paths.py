@@ -49,11 +49,6 @@ def count_walks(sources: Ints, degrees: Ints, hops: int) -> Ints:
     return walks
 
 
-def most_walks(sources: Ints, degrees: Ints, edges: int) -> int:
-    """The most of what may become paths that end with one edge, where ``degrees`` [n] are nodes' in-edges."""
-    return int(_walks(sources, degrees, edges).max(initial=0))
-
-
 def making_bytes(walks: int) -> int:
     """What making paths or pairs takes beside them, where so many ``walks`` end with one edge or at one node."""
     return _WALK_BYTES * max(_WALKS, walks)
@@ -103,8 +98,9 @@ def find_near(sources: Ints, degrees: Ints, hops: int, most: int) -> Ints:
     return near
 
 
-def _walks(sources: Ints, degrees: Ints, edges: int) -> Ints:
-    """How many walks of so many edges end with each edge [e]."""
+def walks_by_edge(sources: Ints, degrees: Ints, edges: int) -> Ints:
+    """How many walks of so many ``edges``, which may become paths, end with each edge [e], where ``degrees`` [n] are
+    nodes' in-edges."""
     ways = degrees
     for _ in range(edges - 2):
         ways = _through_in_edges(ways, sources, degrees)
@@ -122,7 +118,7 @@ def _found(sources: Ints, degrees: Ints, edges: int) -> Iterator[list[Ints]]:
     """Paths as lists of their first nodes, …, last nodes, a few at a time."""
     starts = np.cumsum(degrees) - degrees
     targets = np.repeat(np.arange(len(degrees)), degrees)
-    for first, stop in pieces((np.cumsum(_walks(sources, degrees, edges)), _WALKS)):
+    for first, stop in pieces((np.cumsum(walks_by_edge(sources, degrees, edges)), _WALKS)):
         nodes = [sources[first:stop], targets[first:stop]]
         plain = nodes[0] != nodes[1]
         nodes = [column[plain] for column in nodes]
