@@ -22,7 +22,7 @@ def _graph(nodes: int, edges: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _check(batch: SampledBatch, offsets: np.ndarray, sources: np.ndarray, fanouts: list[int]) -> None:
     """Against the definition, node by node."""
-    rows, targets = batch.rows, batch.targets
+    rows, targets = batch.rows, np.repeat(np.arange(len(batch.counts)), batch.counts)
     assert len(set(rows.tolist())) == len(rows) == sum(batch.nodes_by_hop)
     assert len(targets) == len(batch.edges) == len(batch.sources) == sum(batch.edges_by_hop)
     np.testing.assert_array_equal(rows[batch.sources], sources[batch.edges])
