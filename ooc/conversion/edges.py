@@ -96,18 +96,9 @@ class ValueForm:
             if kind != "float64"
         }
 
-    def added(self, count: int) -> Values:
-        """Of ``count`` edges that are no source's: ones, as in PyG's add_remaining_self_loops."""
-        return np.ones(count, dtype=self.dtype)
-
     def wide(self, records: Values) -> npt.NDArray[np.float64]:
         """The numbers of ``records`` [n] in double precision [n, numbers of an edge]."""
         return structured_to_unstructured(records, dtype=np.float64)
-
-    def narrow(self, wide: npt.NDArray[np.float64]) -> Values:
-        """The records of those numbers; infinite where one does not fit."""
-        with np.errstate(over="ignore"):
-            return unstructured_to_structured(wide, dtype=self.dtype)
 
 
 def taken(values: Values, places: npt.NDArray[np.int64]) -> Values:
@@ -228,7 +219,8 @@ def merged(runs: Iterable[Run], form: ValueForm, keys_form: KeyForm) -> Iterator
 
 
 def _narrowed(keys: Keys, sums: npt.NDArray[np.float64], form: ValueForm, keys_form: KeyForm) -> Run:
-    values = form.narrow(sums)
+    with np.errstate(over="ignore"):  # infinite then
+        values = unstructured_to_structured(sums, dtype=form.dtype)
     fits = np.isfinite(form.wide(values)).all(axis=1)
     if not fits.all():
         at = keys[int(fits.argmin())][None]
@@ -249,7 +241,8 @@ def _fresh(keys: Keys, last: int | None) -> npt.NDArray[np.bool_]:
 
 
 class SelfLoops:
-    """Puts a self-loop for every node that lacks one into ascending keys. ``node``: the first still to be seen to."""
+    """Puts a self-loop for every node that lacks one into ascending keys, with ones as in PyG's
+    add_remaining_self_loops. ``node``: the first still to be seen to."""
 
     def __init__(self, form: KeyForm, *, values: ValueForm | None = None) -> None:
         self._form, self._values = form, values
@@ -279,7 +272,7 @@ class SelfLoops:
         while self.node < self._form.nodes:
             stop = min(self._form.nodes, self.node + _WINDOW_ROWS)
             loops = self._form.loops(self.node, stop)
-            yield Run(loops, None if self._values is None else self._values.added(len(loops)))
+            yield Run(loops, None if self._values is None else np.ones(len(loops), dtype=self._values.dtype))
             self.node = stop
 
     def _with(self, run: Run, loops: Keys) -> Run:
@@ -292,4 +285,4 @@ class SelfLoops:
         found = np.insert(keys, places, loops[lacking])
         if self._values is None or run.values is None:
             return Run(found)
-        return Run(found, np.insert(run.values, places, self._values.added(len(places))))
+        return Run(found, np.insert(run.values, places, np.ones(len(places), dtype=self._values.dtype)))

@@ -86,7 +86,7 @@ def test_any_keys_come_back_sorted(
 def _numbered(count: int, width: int) -> Values:
     """Records that say where they came."""
     columns = (("edge_weight", "float64", None), *((("edge_features", "float32", width),) if width else ()))
-    values = ValueForm(columns=columns).added(count)
+    values = np.ones(count, dtype=ValueForm(columns=columns).dtype)
     for name in values.dtype.names or ():
         values[name] += np.arange(count).reshape(-1, *[1] * (values[name].ndim - 1))
     return values
@@ -139,7 +139,7 @@ def test_values_of_equal_keys_are_summed_the_same_however_they_are_cut(
     form = ValueForm(columns=(("edge_weight", "float32", None), ("edge_features", "float64", 2)))
     pairs = sorted(pairs, key=lambda pair: pair[0])
     keys = np.array([key for key, _ in pairs], dtype=np.uint64)
-    values = form.added(len(pairs))
+    values = np.ones(len(pairs), dtype=form.dtype)
     values["edge_weight"] = [value for _, value in pairs]
     values["edge_features"][:, 1] = [value for _, value in pairs]
     sums: dict[int, float] = {}
@@ -161,7 +161,7 @@ def test_values_of_equal_keys_are_summed_the_same_however_they_are_cut(
 
 def test_a_sum_that_does_not_fit_is_named() -> None:
     form = ValueForm(columns=(("edge_features", "float16", 1),))
-    values = form.added(2)
+    values = np.ones(2, dtype=form.dtype)
     values["edge_features"] = 60_000
     key = KeyForm(8).pack(np.array([5, 5]), np.array([3, 3]))
     with pytest.raises(SourceError, match="between the nodes 3 and 5 have data whose sum cannot be stored"):

@@ -66,11 +66,6 @@ class _Reopened(Seekable):
         return got
 
 
-def buffered(file: Seekable) -> IO[bytes]:
-    """``file``, read in pieces that are not too small."""
-    return io.BufferedReader(file, READ_BYTES)
-
-
 @dataclass(frozen=True)
 class Blob:
     """``size`` bytes that can be opened as often as one likes, by ``opening``; ``name`` for messages.
@@ -88,7 +83,7 @@ class Blob:
     def of_file(cls, path: Path) -> "Blob":
         """All of the file at ``path``."""
         size = size_of(path)
-        return cls(str(path), size, lambda: buffered(_Reopened(path, size)))
+        return cls(str(path), size, lambda: io.BufferedReader(_Reopened(path, size), READ_BYTES))
 
     def open(self) -> IO[bytes]:
         """Its bytes from the first on."""

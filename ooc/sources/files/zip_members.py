@@ -5,6 +5,7 @@ Members are read by ``zipfile``. An archive that is deflated in another one is i
 Names are looked up, never used as paths: nothing can escape.
 """
 
+import io
 import struct
 import zlib
 from collections import deque
@@ -14,7 +15,7 @@ from typing import IO
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 from ooc.errors import SourceError
-from ooc.sources.files.streams import READ_BYTES, Blob, Seekable, buffered, read_exactly, told
+from ooc.sources.files.streams import READ_BYTES, Blob, Seekable, read_exactly, told
 
 _HEADER_BYTES, _LENGTHS_AT = 30, 26
 """Of what precedes a member: name and extra field, whose lengths are the last it says, follow."""
@@ -61,7 +62,7 @@ class Archive:
         return found
 
     def _inside(self, info: ZipInfo) -> IO[bytes]:
-        return buffered(_Inside(self._look(), info))
+        return io.BufferedReader(_Inside(self._look(), info), READ_BYTES)
 
 
 class _Inside(Seekable):

@@ -67,12 +67,8 @@ def _open_npy(path: Path, request: Request) -> Source:
     )
 
 
-def _is_npz(path: Path) -> bool:
-    return path.suffix == ".npz"
-
-
 def _has(path: Path, *alternatives: Iterable[str]) -> bool:
-    there = {*Archive(Blob.of_file(path)).names()} if _is_npz(path) else set()
+    there = {*Archive(Blob.of_file(path)).names()} if path.suffix == ".npz" else set()
     return any({f"{name}.npy" for name in names} <= there for names in alternatives)
 
 
@@ -173,7 +169,7 @@ BENCHMARK_READER = Reader(
 NPZ_READER = Reader(
     needs="npz of named arrays (edge_index, x, y, train_mask, ...), unpacked in memory",
     folder=False,
-    recognises=_is_npz,
+    recognises=lambda path: path.suffix == ".npz",
     open=_opening("npz", ARRAY_NAMES),
     takes=_TAKES,
 )
