@@ -29,9 +29,8 @@ from ooc.report.console import check_drawing, output, say
 from ooc.report.gantt import write_gantt
 from ooc.sizes import format_size, parse_size
 from ooc.storage.store import Store, open_store
-from ooc.train.edge_counts import store_of_statistics
 from ooc.train.embedding import LearntRows
-from ooc.train.job import Job
+from ooc.train.job import Job, store_of_statistics
 from ooc.train.metrics import resolve_metric
 from ooc.train.resources import SPILL_DTYPES, Resources, find_device, free_device_bytes, hardware_for
 from ooc.train.schedule import Averaging

@@ -43,8 +43,7 @@ from ooc.progress.reporter import Verbosity
 from ooc.sizes import format_size
 
 if TYPE_CHECKING:
-    from ooc.train.runs.run import RunFolder
-    from ooc.train.runs.seeds import SeedRuns
+    from ooc.train.runs.run import RunFolder, SeedRuns
 
     Opened = tuple[SeedRuns | RunFolder, TrainSettings]
     """What is trained, and how."""
@@ -117,7 +116,7 @@ def command(
     def opened() -> "Opened":
         """What is to be trained, after a look at all that is wrong with options as far as it takes no torch to see."""
         from ooc.storage.store import open_store
-        from ooc.train.runs.seeds import SeedRuns
+        from ooc.train.runs.run import SeedRuns
 
         for name in ("spill_dir", "links"):
             if options[name] is not None:
@@ -137,7 +136,7 @@ def command(
 
     with silent_where_told(context, ranks):
         if ranks is not None:
-            from ooc.train.described import check_software
+            from ooc.train.model_snapshot import check_software
 
             check_software(ranks)
             asked = {"seeds": seeds, "resume": resume, "dry_run": dry_run, **options}
@@ -161,8 +160,7 @@ def _gone_on_with(
 ) -> "Opened":
     """The run, or the runs of several seeds, begun at ``path``, and the settings that hold from here on. Writes
     nothing."""
-    from ooc.train.runs.run import RunFolder, given_anew
-    from ooc.train.runs.seeds import SeedRuns, holds_seeds
+    from ooc.train.runs.run import RunFolder, SeedRuns, given_anew, holds_seeds
 
     given = {name: value for name, value in options.items() if _is_given(context, name)}
     given = with_one_memory(given if store is None else {**given, "store": store})
@@ -179,8 +177,7 @@ def _gone_on_with(
 
 def _begun(store: str | None, out: str | None, seeds: tuple[int, ...] | None, options: dict[str, Any]) -> "Opened":
     """A run, or runs of several seeds, to be begun, and the settings for it. Writes nothing."""
-    from ooc.train.runs.run import RunFolder
-    from ooc.train.runs.seeds import SeedRuns
+    from ooc.train.runs.run import RunFolder, SeedRuns
 
     store = str(only_store(Path()).resolve()) if store is None else store
     if options["schedule"] in SCHEDULES_OVER_EPOCHS:

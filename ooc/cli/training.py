@@ -35,8 +35,7 @@ from ooc.train.batched.batches import SampledTrainer
 from ooc.train.batched.graphs import GraphTrainer
 from ooc.train.links.metrics import LinkMetric
 from ooc.train.metrics import Metric, resolve_metric
-from ooc.train.runs.run import RunFolder, holds_run
-from ooc.train.runs.seeds import SeedRuns
+from ooc.train.runs.run import RunFolder, SeedRuns, holds_run
 from ooc.train.trainer import Trainer
 
 _INDENT = 10

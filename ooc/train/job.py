@@ -8,31 +8,45 @@ what that takes beside a tile's edges is a few bytes a node (``ooc.engine.shuffl
 """
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property, lru_cache, partial
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from ooc.engine.exchange import Exchange
 from ooc.engine.first_aggregation import find_aggregation
 from ooc.engine.session import Prepared
+from ooc.engine.shuffle_counts import count_gathers, count_sums, most_gathers
 from ooc.errors import BudgetError, ModelError
-from ooc.model.graph import LAPLACIANS, ActiveRows, GraphRows, load_rows, rows_nbytes
+from ooc.model.graph import LAPLACIANS, ActiveRows, GraphRows, load_rows, reverse_of, rows_nbytes
 from ooc.model.lowering.network import Network
 from ooc.plan import Hardware, Limits, Plan, Workload
+from ooc.plan.graphs import GraphStatistics, reach, spread_edges
+from ooc.plan.layout.shuffle import GatheredRows
 from ooc.plan.planner import choose_workload
 from ooc.plan.problem import Problem
 from ooc.plan.program.verifier import verify_plan
 from ooc.plan.solver import minimum_memory
-from ooc.plan.workload import Direction
+from ooc.plan.workload import Direction, EdgesKey
 from ooc.ranks import Ranks
 from ooc.sizes import format_size
 from ooc.stages import StageBuilder, Step
-from ooc.stages.workload import EdgeCounts, counted, describe_workload, matrix_columns, store_matrices
-from ooc.storage.array import Array
-from ooc.storage.store import Store
+from ooc.stages.workload import (
+    EdgeCounts,
+    TileEdges,
+    counted,
+    describe_workload,
+    matrix_columns,
+    store_matrices,
+    stored,
+)
+from ooc.storage.array import Array, chunk_rows
+from ooc.storage.store import Store, Task, array_shapes
 from ooc.train.embedding import LearntRows
 from ooc.train.objective import Objective
 from ooc.train.optimizer_state import StateOnDisk
@@ -311,3 +325,66 @@ def _arrays(network: Network, store: Store, ranks: Ranks) -> dict[str, Array]:
         if one is not None and all(found[number] for found in of_all):
             arrays[network.first_aggregation(scaling)] = one
     return arrays
+
+
+# ---- how edges are spread over rows: of a store, of links that are drawn, and of a graph that is not here
+
+
+def edge_counts(graph: Store | GraphStatistics) -> EdgeCounts:
+    """How edges are spread over rows: counted in a store when they are asked for, of statistics, and of links, what may
+    be at most."""
+    store = graph if isinstance(graph, Store) else None
+    edges: TileEdges
+    if isinstance(graph, Store):
+        edges = stored(graph)
+    else:
+        spread = lru_cache(maxsize=1)(partial(spread_edges, graph))
+        edges = lambda _, tile_rows: spread(tile_rows)  # noqa: E731  # alike in both directions
+
+    @cache
+    def scattered(direction: EdgesKey, rows: int, others: int, tile_rows: int, *run: Any) -> Sequence[int]:
+        if store is not None and direction.of_edges:
+            return count_sums(store, direction, rows, others, tile_rows, *run)
+        # Only degrees are known: an entry for each edge out of the rows is the most.
+        reverse = None if store is None else reverse_of(store, direction)
+        return edges(reverse or Direction.OUT, tile_rows)
+
+    @cache
+    def gathered(direction: EdgesKey) -> GatheredRows:
+        if store is not None and direction.of_edges:
+            return cache(partial(count_gathers, store, direction))
+        return most_gathers(edges, direction)
+
+    return EdgeCounts(edges, scattered, gathered)
+
+
+def store_of_statistics(graph: GraphStatistics) -> Store:
+    """A store with the counts of ``graph``, whose arrays have shapes and nothing to read.
+
+    Rows are in hop order; each of the ``labelled`` ones counts as one to train on, and all splits reach as far.
+    """
+    reached = reach(graph)
+    attributes: dict[str, Any] = {
+        "name": graph.name,
+        "num_nodes": graph.nodes,
+        "num_edges": graph.edges,
+        "num_features": graph.features,
+        "num_classes": graph.classes,
+        "num_self_loops": 0,
+        "undirected": graph.undirected,
+        "task": Task.CLASSES.value,
+        "split_sizes": {"train": graph.labelled, "valid": 0, "test": 0},
+        "order": "hop",
+        "hops": reached,
+        "train_hops": reached,
+        "source": {"statistics": graph.source},
+    }
+    path, arrays = Path(f"graph {graph.name}"), {}  # where nothing is, and nothing is looked for
+    for name, shape in array_shapes(attributes).items():  # as ``ooc convert`` would write them but for their content
+        dtype = graph.feature_dtype if name == "x" else "bool" if name.startswith("split/") else "int64"
+        if name.endswith("/indices") and graph.nodes <= 2**31:
+            dtype = "int32"
+        columns = shape[1] if len(shape) == 2 else 1
+        chunks = (chunk_rows(shape[0], columns * np.dtype(dtype).itemsize), *shape[1:])
+        arrays[name] = Array(name, path / name, shape, chunks, dtype)
+    return Store(path, attributes, arrays)

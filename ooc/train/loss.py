@@ -13,7 +13,7 @@ A loss is called from several threads at once, with different rows.
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -125,7 +125,8 @@ def resolve_loss(
             f"loss {_name_of(loss)} takes probabilities, and labels and scores are read from logits; leave the sigmoid "
             "out of the model and give BCEWithLogitsLoss()"
         )
-    given = None if flat_labels is None or is_usual else LossOfShapes(loss, flat_outputs, flat_labels)
+    shapes = None if flat_labels is None or is_usual else (flat_outputs, flat_labels)
+    spread = _spread(_name_of(loss), *shapes) if shapes else ""
     if isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)) and kind in _OF_CLASSES:
         _require(task is Task.CLASSES, loss, "takes one class a node", task)
         return _cross_entropy(loss, store, outputs, place)
@@ -140,8 +141,8 @@ def resolve_loss(
                     f"loss {kind.__name__}: its {name} {list(buffer.shape)} is not one number a label, [{labels}]; "
                     "weights of nodes may be a column of y, for a loss of your own"
                 )
-        if given is not None and given.spread and kind is not nn.BCEWithLogitsLoss:  # which torch refuses
-            raise ModelError(given.spread)
+        if spread and kind is not nn.BCEWithLogitsLoss:  # which torch refuses
+            raise ModelError(spread)
         count, total = store.split_sizes["train"] * labels, _summed(loss, place)
         weight = BY_LABELS
         if store.num_incomplete:
@@ -152,18 +153,13 @@ def resolve_loss(
             return Loss(_by_autograd(total), 1.0, weight=None)
         return Loss(_by_autograd(total), float(count), weight=weight)
     loss = _moved(loss, place) if isinstance(loss, nn.Module) else loss
-    if given is not None and (flat_outputs or flat_labels != (task is Task.CLASSES)):
-        shaped = replace(given, loss=loss)
+    if shapes and (flat_outputs or flat_labels != (task is Task.CLASSES)):
         try:
-            return _tried(_of_columns(shaped, columns), store, task, outputs, dtype, place)
+            return _tried(loss, _in_shapes(loss, *shapes), store, task, columns, dtype, place)
         except ModelError as error:
             if error.__cause__ is None:  # else torch refuses such shapes, and a script makes others of them before
-                raise ModelError(given.spread) if given.spread else error from None
-    return _tried(_of_columns(loss, columns), store, task, outputs, dtype, place)
-
-
-def _of_columns(loss: RowsLoss, columns: Sequence[int]) -> RowsLoss:
-    return LossOfResults(loss, columns) if len(columns) > 1 else loss
+                raise ModelError(spread) if spread else error from None
+    return _tried(loss, loss, store, task, columns, dtype, place)
 
 
 def takes_results(loss: RowsLoss | None) -> bool:
@@ -180,64 +176,40 @@ def of_results(outputs: Any, *, every: bool) -> Tensor:
     return first[:, None] if first.dim() == 1 else first
 
 
-@dataclass(frozen=True, slots=True)
-class LossOfShapes:
-    """``loss`` of outputs and labels, [r] or [r, 1], as a model and data have them."""
-
-    loss: RowsLoss
-    flat_outputs: bool
-    flat_labels: bool
-
-    @property
-    def __name__(self) -> str:
-        return _name_of(self.loss)
-
-    @property
-    def spread(self) -> str:
-        """What is wrong with these shapes, if they are not alike; empty otherwise."""
-        if self.flat_outputs == self.flat_labels:
-            return ""
-        outputs, labels, other = ("[N, 1]", "[N]", "None") if self.flat_labels else ("[N]", "[N, 1]", "0")
-        return (
-            f"loss {self.__name__} of what the model gives, {outputs}, and y, {labels}, would be of all pairs of "
-            f"nodes, [N, N], by torch's rules; give data.y[:, {other}]"
-        )
-
-    def __call__(self, outputs_rC: Tensor, labels: Tensor) -> Tensor:
-        labels = labels.reshape(len(labels), -1)
-        outputs = outputs_rC[:, 0] if self.flat_outputs else outputs_rC
-        return self.loss(outputs, labels[:, 0] if self.flat_labels else labels)
-
-
 def _name_of(loss: RowsLoss) -> str:
     return getattr(loss, "__name__", type(loss).__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class LossOfResults:
-    """``loss`` of a tuple of results, of these side by side, so many ``columns`` each."""
+def _spread(name: str, flat_outputs: bool, flat_labels: bool) -> str:
+    """What is wrong with outputs and labels, [r] or [r, 1], of unlike shapes; empty where they are alike."""
+    if flat_outputs == flat_labels:
+        return ""
+    outputs, labels, other = ("[N, 1]", "[N]", "None") if flat_labels else ("[N]", "[N, 1]", "0")
+    return (
+        f"loss {name} of what the model gives, {outputs}, and y, {labels}, would be of all pairs of nodes, [N, N], by "
+        f"torch's rules; give data.y[:, {other}]"
+    )
 
-    loss: RowsLoss
-    columns: Sequence[int]
 
-    @property
-    def __name__(self) -> str:
-        return _name_of(self.loss)
+def _in_shapes(loss: RowsLoss, flat_outputs: bool, flat_labels: bool) -> RowsLoss:
+    """``loss`` of outputs and labels, [r] or [r, 1], as a model and data have them."""
 
-    def __call__(self, outputs_rC: Tensor, labels: Tensor) -> Tensor:
-        return self.loss(torch.split(outputs_rC, list(self.columns), dim=1), labels)
+    def shaped(outputs_rC: Any, labels: Tensor) -> Tensor:
+        labels = labels.reshape(len(labels), -1)
+        return loss(outputs_rC[:, 0] if flat_outputs else outputs_rC, labels[:, 0] if flat_labels else labels)
 
-    def check_used(self, outputs_rC: Tensor, labels: Tensor) -> None:
-        """ModelError where it makes nothing of one of them: in PyG what that comes of would have no gradient at all,
-        and an optimizer would leave it alone."""
-        with torch.enable_grad():
-            results = tuple(
-                part.clone().requires_grad_() for part in torch.split(outputs_rC, list(self.columns), dim=1)
-            )
-            found = torch.autograd.grad(self.loss(results, labels).sum(), results, allow_unused=True)
-        for number, gradient in enumerate(found):
-            if gradient is None:
-                raise ModelError(f"loss {self.__name__} makes nothing of result {number}; let forward leave it out")
+    return shaped
+
+
+def _check_all_used(name: str, loss: RowsLoss, results: Sequence[Tensor], labels: Tensor) -> None:
+    """ModelError where it makes nothing of one of several results: in PyG what that comes of would have no gradient at
+    all, and an optimizer would leave it alone."""
+    with torch.enable_grad():
+        leaves = tuple(part.clone().requires_grad_() for part in results)
+        found = torch.autograd.grad(loss(leaves, labels).sum(), leaves, allow_unused=True)
+    for number, gradient in enumerate(found):
+        if gradient is None:
+            raise ModelError(f"loss {name} makes nothing of result {number}; let forward leave it out")
 
 
 def _check_module(loss: nn.Module, dtype: torch.dtype) -> None:
@@ -368,12 +340,28 @@ def training_classes(store: Store) -> Tensor:
     return counts
 
 
-def _tried(loss: RowsLoss, store: Store, task: Task, outputs: int, dtype: torch.dtype, place: torch.device) -> Loss:
-    """A callable, after a look at what it makes of a few rows together and of each alone."""
-    name = _name_of(loss)
+def _tried(
+    own: RowsLoss,
+    shaped: RowsLoss,
+    store: Store,
+    task: Task,
+    columns: Sequence[int],
+    dtype: torch.dtype,
+    place: torch.device,
+) -> Loss:
+    """A callable, after a look at what it makes of a few rows together and of each alone: the user's ``own``,
+    ``shaped`` as it takes outputs and labels. Of several results, of so many ``columns`` each, it gets a tuple."""
+
+    def results_in(outputs_rC: Tensor) -> Sequence[Tensor]:
+        return torch.split(outputs_rC, list(columns), dim=1)
+
+    def loss(outputs_rC: Tensor, labels: Tensor) -> Tensor:
+        return shaped(outputs_rC if len(columns) == 1 else results_in(outputs_rC), labels)
+
+    name, outputs = _name_of(own), sum(columns)
     generator = torch.Generator().manual_seed(1)
     by_row: bool | None = None
-    is_number, numbers = False, _numbers_of(loss)
+    is_number, numbers = False, _numbers_of(own)
     trials = [*_tried_labels(store, task, dtype, generator)]
     if task is Task.VALUES and not _takes(loss, trials, torch.zeros(_TRIED_ROWS, outputs, dtype=dtype), place):
         trials = _some_labels(store, dtype)  # as where one column is a class
@@ -386,8 +374,8 @@ def _tried(loss: RowsLoss, store: Store, task: Task, outputs: int, dtype: torch.
         outputs_rC = torch.randn(len(labels), outputs, generator=generator, dtype=dtype)
         outputs_rC *= _TRIED_SPREADS[trial % len(_TRIED_SPREADS)]
         together, apart = _together_and_apart(loss, name, outputs_rC.to(place), labels.to(place))
-        if isinstance(loss, LossOfResults) and not trial:
-            loss.check_used(outputs_rC.to(place), labels.to(place))
+        if len(columns) > 1 and not trial:
+            _check_all_used(name, shaped, results_in(outputs_rC.to(place)), labels.to(place))
         if together.isnan().any():  # which would tell nothing, as where it takes logarithms of probabilities
             outputs_rC = fractions(outputs_rC)
             together, apart = _together_and_apart(loss, name, outputs_rC.to(place), labels.to(place))
@@ -417,7 +405,7 @@ def _tried(loss: RowsLoss, store: Store, task: Task, outputs: int, dtype: torch.
         if found.shape == together.shape and not torch.allclose(found, together, rtol=0, atol=0, equal_nan=True):
             raise ModelError(f"loss {name} goes another way by how many rows it is given, which come some at a time")
 
-    if _numbers_of(loss) != numbers:
+    if _numbers_of(own) != numbers:
         raise ModelError(f"loss {name} changes what it is by being called, which is once for every tile of rows")
 
     def total(outputs_rC: Tensor, labels: Tensor) -> Tensor:
@@ -429,8 +417,6 @@ def _tried(loss: RowsLoss, store: Store, task: Task, outputs: int, dtype: torch.
 
 def _numbers_of(loss: RowsLoss) -> dict[str, object]:
     """The numbers and the like that are attributes of an object that is called, or of which a method is."""
-    while isinstance(loss, (LossOfResults, LossOfShapes)):
-        loss = loss.loss
     owner = getattr(loss, "__self__", loss)
     return {name: one for name, one in getattr(owner, "__dict__", {}).items() if isinstance(one, (bool, int, float))}
 

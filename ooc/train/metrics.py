@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, Self
+from functools import partial
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -82,7 +83,7 @@ def resolve_metric(name: str | None, task: Task, classes: int) -> Metric:
 # ---- counted ------------------------------------------------------------------------------------------------
 #
 # Tallies stay where outputs were computed, and ``value`` alone brings them to the host: while a program runs, nobody
-# waits for a device. On the CPU, where nobody would, single numbers are plain ones.
+# waits for a device.
 
 
 class Tally(Protocol):
@@ -101,80 +102,69 @@ def tally(metric: Metric, outputs_rC: Tensor, labels: Tensor) -> Tally:
     """What a counted metric makes of some rows: classes [r], or labels or values [r, L]."""
     match metric:
         case Metric.ACCURACY:
-            return Mean(len(labels), _number((largest_columns(outputs_rC) == labels).sum()))
-        case Metric.MICRO_F1 | Metric.MACRO_F1:
-            return _confusion(outputs_rC, labels, macro=metric is Metric.MACRO_F1)
+            hits = (largest_columns(outputs_rC) == labels).sum()
+            return Sums(torch.stack((torch.full_like(hits, len(labels)), hits)), _mean)
+        case Metric.MICRO_F1:
+            return Sums(_confusion(outputs_rC, labels), _micro_f1)
+        case Metric.MACRO_F1:
+            return Sums(_confusion(outputs_rC, labels), partial(_macro_f1, every_label=labels.dim() == 2))
         case Metric.MAE | Metric.RMSE:
             known, squared = ~labels.isnan(), metric is Metric.RMSE
             errors = (outputs_rC - labels).abs().double().masked_fill_(~known, 0)
-            return Mean(_number(known.sum()), _number((errors**2 if squared else errors).sum()), root=squared)
+            total = (errors**2 if squared else errors).sum()
+            return Sums(torch.stack((known.sum(dtype=torch.float64), total)), partial(_mean, root=squared))
         case Metric.R2:
             return _squared_errors(outputs_rC, labels)
         case _:
             raise AssertionError(f"{metric} is not counted")
 
 
-def _number(total: Tensor) -> Tensor | float:
-    """A sum [], as a plain number on the CPU."""
-    return total.item() if total.device.type == "cpu" else total
-
-
 @dataclass(slots=True)
-class Mean:
-    """Rows or entries, and the sum over them of what is averaged: hits, absolute errors; ``root``: squared errors, of
-    whose mean the root is taken."""
+class Sums:
+    """Sums over rows, and what a score is ``made`` of them by."""
 
-    count: Tensor | float
-    total: Tensor | float
-    root: bool = False
+    sums: Tensor
+    made: Callable[[npt.NDArray[Any]], float | None]
 
     def add(self, other: Self) -> None:
-        self.count += other.count
-        self.total += other.total
+        self.sums += other.sums
 
     def value(self) -> float | None:
-        count = float(self.count)
-        mean = float(self.total) / count if count else None
-        return math.sqrt(mean) if self.root and mean is not None else mean
+        return self.made(self.sums.cpu().numpy())
 
 
-@dataclass(slots=True)
-class Confusion:
-    """Of every class or label how often it was predicted where it was right, predicted, and right: [3, C] int64.
-
-    The mean of the F1 scores is over the classes that occur in the split or among its predictions, and over all
-    labels where a node has several, one that never occurs and is never predicted scoring 0: as scikit-learn does.
-    """
-
-    counts_3C: Tensor
-    macro: bool
-    every_label: bool
-
-    def add(self, other: Self) -> None:
-        self.counts_3C += other.counts_3C
-
-    def value(self) -> float | None:
-        hits_C, predictions_C, occurrences_C = self.counts_3C.cpu().numpy()
-        both_C = predictions_C + occurrences_C  # twice the true positives, and all that is false
-        if not self.macro:
-            both = int(both_C.sum())
-            return 2 * int(hits_C.sum()) / both if both else 0.0
-        counted = np.ones(len(both_C), dtype=np.bool_) if self.every_label else both_C > 0
-        scores = 2 * hits_C[counted] / np.maximum(both_C[counted], 1)
-        return float(scores.mean()) if len(scores) else None
+def _mean(sums_2: npt.NDArray[Any], *, root: bool = False) -> float | None:
+    """Of the number of rows or entries and the sum over them: hits, absolute errors; ``root``: squared errors, of whose
+    mean the root is taken."""
+    count, total = sums_2.tolist()
+    if not count:
+        return None
+    return math.sqrt(total / count) if root else float(total / count)
 
 
-def _confusion(outputs_rC: Tensor, labels: Tensor, *, macro: bool) -> Confusion:
-    several = labels.dim() == 2
-    if several:
+def _micro_f1(counts_3C: npt.NDArray[np.int64]) -> float:
+    hits, predictions, occurrences = counts_3C.sum(axis=1).tolist()
+    return 2 * hits / (predictions + occurrences) if predictions + occurrences else 0.0
+
+
+def _macro_f1(counts_3C: npt.NDArray[np.int64], *, every_label: bool) -> float | None:
+    """The mean of the F1 scores of the classes that occur in the split or among its predictions, or of all labels where
+    a node has several, one that never occurs and is never predicted scoring 0: as scikit-learn does."""
+    hits_C, predictions_C, occurrences_C = counts_3C
+    both_C = predictions_C + occurrences_C  # twice the true positives, and all that is false
+    counted = (both_C > 0) | every_label
+    scores = 2 * hits_C[counted] / np.maximum(both_C[counted], 1)
+    return float(scores.mean()) if len(scores) else None
+
+
+def _confusion(outputs_rC: Tensor, labels: Tensor) -> Tensor:
+    """Of every class or label how often it was predicted where it was right, predicted, and right: [3, C] int64."""
+    if labels.dim() == 2:
         predicted, actual = (outputs_rC > 0) & ~labels.isnan(), labels > 0.5
-        counts = [(predicted & actual).sum(dim=0), predicted.sum(dim=0), actual.sum(dim=0)]
-    else:
-        classes = outputs_rC.shape[1]
-        chosen = largest_columns(outputs_rC)
-        hits = labels.masked_fill(chosen != labels, classes)  # one class more, for the others
-        counts = [_occurrences(hits, classes + 1)[:classes], *(_occurrences(of, classes) for of in (chosen, labels))]
-    return Confusion(torch.stack(counts), macro, every_label=several)
+        return torch.stack([(predicted & actual).sum(dim=0), predicted.sum(dim=0), actual.sum(dim=0)])
+    classes, chosen = outputs_rC.shape[1], largest_columns(outputs_rC)
+    hits = labels.masked_fill(chosen != labels, classes)  # one class more, for the others
+    return torch.stack([_occurrences(of, classes + 1)[:classes] for of in (hits, chosen, labels)])
 
 
 def _occurrences(classes_r: Tensor, classes: int) -> Tensor:
@@ -275,10 +265,10 @@ def named_scores(by_split: Mapping[str, float | None]) -> Scores:
 
 class Scorer:
     """A metric whose parts add up: ``begin``, then ``of_rows`` for the rows of a tile (on any thread) and ``add`` in
-    order, then ``scores``."""
+    order, then ``scores``. ``metric`` None: nothing is scored."""
 
-    def __init__(self, metric: Metric, outputs: int) -> None:
-        self._metric = metric
+    def __init__(self, metric: Metric | None, outputs: int) -> None:
+        self.metric = metric
         self._tallies: dict[str, Tally] = {}
         self.host_bytes = 0
         self.device_bytes = 2 * len(SPLITS) * outputs * TALLY_BYTES
@@ -290,7 +280,7 @@ class Scorer:
         self._tallies = {}
 
     def of_rows(self, rows: Tensor, outputs_rC: Tensor, labels: Tensor) -> Tally | None:
-        return tally(self._metric, outputs_rC, labels)
+        return None if self.metric is None else tally(self.metric, outputs_rC, labels)
 
     def add(self, split: str, part: Tally) -> None:
         if split in self._tallies:
@@ -315,16 +305,8 @@ def make_scorer(store: Store, metric: Metric | None, *, rows: int, outputs: int,
             each = "class" if of_classes else "label"
             needs = f"metric {metric.value} needs {needed}, one a {each}; leave it out for no scores"
             raise OptionError(f"the model has {outputs} outputs, {needs}")
-        return Unscored(metric, 0)
+        return Scorer(None, 0)  # a loss of one's own knows what they mean
     return RankingScorer(store, metric, rows, dtype) if metric.ranked else Scorer(metric, outputs)
-
-
-class Unscored(Scorer):
-    """Of outputs that no metric is of, as they are not one a label, or class: a loss of one's own knows what they
-    mean."""
-
-    def of_rows(self, rows: Tensor, outputs_rC: Tensor, labels: Tensor) -> None:
-        """Nothing."""
 
 
 class RankingScorer(Scorer):

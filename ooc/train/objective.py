@@ -16,7 +16,7 @@ from ooc.model.task import Targets
 from ooc.stages import Contribution, Tile
 from ooc.storage.store import SPLITS, Store, Task
 from ooc.train.loss import Loss
-from ooc.train.metrics import Metric, Scorer, Unscored
+from ooc.train.metrics import Metric, Scorer
 
 _CHUNK_ROWS = 1 << 16
 """Rows of a split that are read at a time."""
@@ -63,7 +63,7 @@ class Objective:
     @property
     def has_scores(self) -> bool:
         """Whether a metric is of such outputs."""
-        return not isinstance(self._scorer, Unscored)
+        return self._scorer.metric is not None
 
     def memory_bytes(self, store: Store, *, on_device: bool) -> tuple[int, int]:
         """Host bytes and device bytes that it takes from the first tile to the last; ``on_device``: on a machine whose

@@ -30,14 +30,12 @@ from ooc.model.lowering.network import Network, dtype_of
 from ooc.model.lowering.values import Aggregate
 from ooc.plan import Limits
 from ooc.sizes import check_whole, format_size
-from ooc.stages import Sink
 from ooc.storage.array import rows_with
 from ooc.storage.store import Store, Task
 from ooc.storage.traversal import nearest
 from ooc.suggestions import check_choice
-from ooc.train.edge_counts import edge_counts
 from ooc.train.embedding import LearntRows
-from ooc.train.job import Job
+from ooc.train.job import Job, edge_counts
 from ooc.train.objective import no_objective
 from ooc.train.resources import Resources
 from ooc.train.rows_file import AnyArray, Ids, RowsFile
@@ -190,6 +188,8 @@ class Prediction(Predictions):
     that would do.
     """
 
+    _put: Callable[[Ids, AnyArray, AnyArray], None]
+
     def __init__(
         self,
         model: nn.Module,
@@ -253,7 +253,6 @@ class Prediction(Predictions):
             resources, network, _ = lowered(savings=())
         least = 1 if learnt is None else 0
         self._layer = network.depth if of_links and layer is None else _layer(self._what, layer, network, least=least)
-        self._sink: Sink | None = None
         reaching = _reaching(store, self._wanted, network.hops, resources.listener)
         job = Job(
             network,
@@ -272,10 +271,6 @@ class Prediction(Predictions):
         self.plan = self._prepared.plan
         self._session = Session(self._prepared, [model])
 
-    def _take(self, start: int, outputs_RC: Tensor) -> None:
-        assert self._sink is not None
-        self._sink(start, outputs_RC)
-
     # ---- what comes out ------------------------------------------------------------------------------------
 
     @property
@@ -292,24 +287,20 @@ class Prediction(Predictions):
         return (rows, self._network.layer(self._layer, self._type).columns)
 
     def _run(self, put: Callable[[Ids, AnyArray, AnyArray], None]) -> None:
-        store, of = self._store, self._type
+        self._put = put
+        self._started().run("train", "predicting")
 
-        def take(start: int, outputs_RC: Tensor) -> None:
-            rows = self._what.of_outputs(outputs_RC, self._store.task)
-            stop = start + len(rows)
-            if self._wanted is None:
-                put(store.read_numbers(start, stop, of), rows, store.read_ids(start, stop, of))
-                return
-            first, last = np.searchsorted(self._wanted.rows, [start, start + len(rows)])
-            if first < last:
-                places = self._wanted.places[first:last]
-                put(places, rows[self._wanted.rows[first:last] - start], self._wanted.ids[places])
-
-        self._sink = take
-        try:
-            self._started().run("train", "predicting")
-        finally:
-            self._sink = None
+    def _take(self, start: int, outputs_RC: Tensor) -> None:
+        """Put the rows of a tile to their places."""
+        rows, store, of = self._what.of_outputs(outputs_RC, self._store.task), self._store, self._type
+        stop = start + len(rows)
+        if self._wanted is None:
+            self._put(store.read_numbers(start, stop, of), rows, store.read_ids(start, stop, of))
+            return
+        first, last = np.searchsorted(self._wanted.rows, [start, stop])
+        if first < last:
+            places = self._wanted.places[first:last]
+            self._put(places, rows[self._wanted.rows[first:last] - start], self._wanted.ids[places])
 
 
 # ---- which rows ----------------------------------------------------------------------------------------------

@@ -111,32 +111,29 @@ class RowsFile:
         """Make the file of the rows. ``names`` are the columns', for the formats that have such, and ``values`` what
         is written there for the numbers 0, 1, …; ``block_bytes`` of rows are in memory at once."""
         with as_error(OptionError, self.path):
-            self._finish(names, block_bytes, values)
-
-    def _finish(self, names: list[str], block_bytes: int, values: tuple[str, ...] | None) -> None:
-        made = self._partial
-        match self.path.suffix:
-            case ".npy":
-                made = self._rows_path
-                self._file.truncate(self._start + self.shape[0] * self._row_bytes)
-            case ".zarr":
-                self._write_zarr(block_bytes)
-            case ".csv":
-                self._write_csv(names, block_bytes, values)
-            case ".parquet":
-                self._write_parquet(names, block_bytes, values)
-        flush_all([made])
-        if made == self._partial:
-            self._rows_path.unlink(missing_ok=True)  # before the name is given, or a power cut might leave it for good
-        if not (made.is_dir() and os.path.lexists(self.path)):
-            made.replace(self.path)
-        elif not exchanged(made, self.path):
-            self._remove(self.path)
-            made.replace(self.path)
-        if made == self._rows_path:
-            self._file.close()
-        self.close()
-        flush(self.path.absolute().parent)
+            made = self._partial
+            match self.path.suffix:
+                case ".npy":
+                    made = self._rows_path
+                    self._file.truncate(self._start + self.shape[0] * self._row_bytes)
+                case ".zarr":
+                    self._write_zarr(block_bytes)
+                case ".csv":
+                    self._write_csv(names, block_bytes, values)
+                case ".parquet":
+                    self._write_parquet(names, block_bytes, values)
+            flush_all([made])
+            if made == self._partial:  # before the name is given, or a power cut might leave it for good
+                self._rows_path.unlink(missing_ok=True)
+            if not (made.is_dir() and os.path.lexists(self.path)):
+                made.replace(self.path)
+            elif not exchanged(made, self.path):
+                self._remove(self.path)
+                made.replace(self.path)
+            if made == self._rows_path:
+                self._file.close()
+            self.close()
+            flush(self.path.absolute().parent)
 
     def _blocks(self, block_bytes: int) -> Iterator[AnyArray]:
         """The records in the order of their places."""

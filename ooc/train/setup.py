@@ -30,9 +30,8 @@ from ooc.stages import StageBuilder, Step
 from ooc.stages.workload import matrix_columns
 from ooc.storage.store import Store, Task
 from ooc.suggestions import check_choice
-from ooc.train.edge_counts import edge_counts, store_of_statistics
 from ooc.train.embedding import LearntRows
-from ooc.train.job import Job
+from ooc.train.job import Job, edge_counts, store_of_statistics
 from ooc.train.loss import RowsLoss, resolve_loss, takes_results
 from ooc.train.metrics import Metric, make_scorer
 from ooc.train.objective import Objective, no_objective

@@ -7,9 +7,10 @@ memory is admitted first: what cannot be planned raises BudgetError before a byt
 
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from inspect import Parameter, signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,16 +38,15 @@ from ooc.progress.reporter import displayed
 from ooc.ranks import ALONE, Ranks
 from ooc.sizes import check_number, check_whole
 from ooc.stages.workload import drop_gradients_cut_off, zero_gradients
-from ooc.storage.store import Store, open_store
+from ooc.storage.store import Store, Task, open_store
 from ooc.suggestions import checked
-from ooc.train.described import check_software, described
 from ooc.train.embedding import Embedding, LearntRows
 from ooc.train.job import Job
 from ooc.train.loss import RowsLoss, takes_results, task_meant
 from ooc.train.metrics import Metric, Scores, named_scores, resolve_metric
-from ooc.train.model_snapshot import DataSnapshot, LossSnapshot, ModelSnapshot
+from ooc.train.model_snapshot import DataSnapshot, LossSnapshot, ModelSnapshot, check_software, described
 from ooc.train.optimizer_state import StateOnDisk, check_there
-from ooc.train.prediction import Prediction
+from ooc.train.prediction import Prediction, Predictions
 from ooc.train.resources import Resources, spill_folder
 from ooc.train.runs.run import EMBEDDING, OPTIMIZER, TIMELINE, RunFolder, holds_run
 from ooc.train.runs.state import TrainingState
@@ -292,14 +292,18 @@ class Trainer:
         """
         options: dict[str, Any] = {"layer": layer, "nodes": nodes, "node_type": node_type, "learnt": self._learnt}
         options["ignore_edge_data"] = self._asked["ignore_edge_data"]
+        made = partial(Prediction, self.model, self.store, self._resources, what, **options)
+        return self._predicted(made, out, force=force)
+
+    def _predicted(
+        self, made: Callable[[], Predictions], out: str | Path | None = None, *, force: bool = False
+    ) -> Tensor | None:
+        """What is predicted with the model as it is, or averaged weights, in the memory that epochs take else."""
         with self._at_work():
             self._check_converted()
             self._free_memory()
             self._start_embedding()
-            with (
-                self._averaging.in_place(),
-                closing(Prediction(self.model, self.store, self._resources, what, **options)) as found,
-            ):
+            with self._averaging.in_place(), closing(made()) as found:
                 return found.result(out, force=force)
 
     # ---- what the loop needs -------------------------------------------------------------------------------
@@ -578,14 +582,18 @@ class Trainer:
             self._given.append(DataSnapshot(graph, beside))
         if loss is not None:
             self._given.append(LossSnapshot(loss, is_own=takes_results(loss)))
-        flat_labels = _are_flat(graph)
-        self._converted, graph = _opened(graph, scratch, resources, loss, beside)
+        labels = _labels_of(graph)
+        self._converted, graph = _opened(
+            graph, scratch, resources, task_meant(loss, labels) if labels else None, beside
+        )
         with _given_up_with(self._converted):
             if out is not None:
                 out.check_contents(graph)
-            asked: dict[str, Any] = {"loss": loss, "seed": seed, "optimizer_state": optimizer_state}
-            asked["flat_labels"] = flat_labels
-            asked |= {
+            asked: dict[str, Any] = {
+                "loss": loss,
+                "seed": seed,
+                "optimizer_state": optimizer_state,
+                "flat_labels": all(y.dim() < 2 for y in labels) if labels else None,
                 "input_dropout": input_dropout,
                 "ignore_edge_data": ignore_edge_data,
                 "compute_dtype": compute_dtype,
@@ -741,6 +749,7 @@ def _beside(model: nn.Module, graph: Any, listener: Listener) -> tuple[str, ...]
 
 
 def _labels_of(graph: Any) -> list[Tensor]:
+    """Those of PyG's data; none of a store, or of its path."""
     return [part.y for part in _parts_of(graph) if isinstance(getattr(part, "y", None), Tensor)]
 
 
@@ -750,17 +759,11 @@ def _check_autocast() -> None:
         raise OptionError("torch.autocast is on; train and predict outside of it, with compute_dtype='bfloat16'")
 
 
-def _are_flat(graph: Any) -> bool | None:
-    """Whether labels are [N] and not [N, L]; None where a store does not tell."""
-    labels = [] if isinstance(graph, Store | str | Path) else _labels_of(graph)
-    return all(y.dim() < 2 for y in labels) if labels else None
-
-
 def _opened(
-    graph: Any, folder: Path, resources: Resources, loss: RowsLoss | None, beside: Sequence[str]
+    graph: Any, folder: Path, resources: Resources, task: Task | None, beside: Sequence[str]
 ) -> tuple["TemporaryDirectory[str] | None", Store]:
     """The store that is ``graph``, or at that path; of a PyG ``Data`` or ``HeteroData`` one that is there as long as
-    the folder it is in, with labels as ``loss`` takes them, and what is ``beside`` x."""
+    the folder it is in, with labels of the ``task``, and what is ``beside`` x."""
     if isinstance(graph, Store):
         return None, graph
     if isinstance(graph, str | Path):
@@ -768,8 +771,6 @@ def _opened(
     from ooc.conversion.conversion import convert
 
     names = "x", "y", "edge_weight", "edge_attr", *beside
-    labels = _labels_of(graph)
-    task = task_meant(loss, labels) if labels else None
     reading: dict[str, Any] = {} if task is None else {"task": task.value}
     found = (getattr(part, name, None) for part in _parts_of(graph) for name in names)
     kinds = {one.dtype for one in found if isinstance(one, Tensor) and one.is_floating_point()}

@@ -21,7 +21,7 @@ from ooc.model.lowering.network import values_of
 from ooc.model.lowering.values import Aggregate, Dropout, Sum, Value
 from ooc.plan import UNMEASURED, Limits
 from ooc.plan.graphs import GraphStatistics
-from ooc.train.edge_counts import store_of_statistics
+from ooc.train.job import store_of_statistics
 from ooc.train.metrics import Metric
 from ooc.train.resources import Resources
 from ooc.train.setup import Saving, lower_model, prepare

@@ -21,7 +21,7 @@ from ooc.plan.graphs import KNOWN, GraphStatistics, reach
 from ooc.plan.workload import Direction, PerEdge
 from ooc.stages.workload import stored
 from ooc.storage.store import Store
-from ooc.train.edge_counts import store_of_statistics
+from ooc.train.job import store_of_statistics
 from ooc.train.metrics import Metric
 from ooc.train.resources import Resources, usual_tile_rows
 from ooc.train.setup import prepare

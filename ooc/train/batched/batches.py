@@ -73,15 +73,6 @@ _AUTOCAST_SHARE = 1.5
 five layers it was 0.8 to 1.13."""
 
 
-def _has_recurrence(model: nn.Module) -> bool:
-    """Whether torch goes through sequences in it, as in ``Set2Set`` and ``JumpingKnowledge("lstm")``."""
-    return any(isinstance(part, nn.RNNBase) for part in model.modules())
-
-
-def _as_it_is(saved: Tensor) -> Tensor:
-    return saved
-
-
 class BatchTrainer(Trainer):
     """Trains by the batches of a loader. The loss of an epoch is the mean over its training rows, each as its batch's
     step found it. Gradients of several batches of a step are those of one batch of all their rows.
@@ -260,7 +251,7 @@ class BatchTrainer(Trainer):
 
     def _backward(self, outputs_rC: Tensor, labels: Tensor, scale: float) -> float:
         """From outputs to gradients, and the sum of the losses, which saves what no layer does."""
-        with saved_tensors_hooks(_as_it_is, _as_it_is):
+        with saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
             total, gradient_rC = self._loss.gradient(outputs_rC.detach(), labels)
         torch.autograd.backward(outputs_rC, gradient_rC * scale)
         return float(total)
@@ -306,9 +297,10 @@ class BatchTrainer(Trainer):
         try:
             runs = DryRuns(self.batch_model, step, self._allowed.hardware, known=given, within=within)
             whole = int(runs.kept_bytes * (_AUTOCAST_SHARE if self._is_rounded else 1))
-            # What autocast and torch's loops over sequences save has other sizes than on the meta device, and so do
-            # oneDNN's LSTMs: no plan can be made of it.
-            if whole <= left or self._is_rounded or _has_recurrence(self.batch_model):
+            # What autocast and torch's loops over sequences (Set2Set, JumpingKnowledge("lstm")) save has other sizes
+            # than on the meta device, and so do oneDNN's LSTMs: no plan can be made of it.
+            is_recurrent = any(isinstance(part, nn.RNNBase) for part in self.batch_model.modules())
+            if whole <= left or self._is_rounded or is_recurrent:
                 return whole
             try:
                 self._saving = plan = runs.plan(max(0, left), 0)
@@ -409,8 +401,8 @@ class SampledTrainer(BatchTrainer):
             self._normalization = GcnNormalization(model, scalings)
         beside, processes = self.loader.retained_bytes + self._rows_bytes, self.ranks.local_count
         device_bytes, host_bytes = divide_memory(self.memory_bytes - beside)
-        limits = replace(resources.limits, device_bytes=device_bytes, host_bytes=host_bytes)
-        limits = replace(limits, beside_bytes=beside, processes=processes)
+        taken: dict[str, int] = {"device_bytes": device_bytes, "host_bytes": host_bytes, "beside_bytes": beside}
+        limits = replace(resources.limits, **taken, processes=processes)
         own = {"savings": (Saving.ACTIVE_ROWS,), "scoring_only": True, "compute_dtype": "float32"}
         return prepare(model, store, replace(resources, limits=limits), **self._asked | own)
 

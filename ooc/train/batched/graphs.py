@@ -9,7 +9,7 @@ graphs, n nodes, e edges, P paths, H pairs of near nodes.
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from math import sqrt
@@ -41,7 +41,7 @@ from ooc.storage.array import AnyArray
 from ooc.storage.store import SPLITS, Store, Task
 from ooc.train.batched.batches import BatchTrainer
 from ooc.train.loss import of_results, resolve_loss, takes_results
-from ooc.train.metrics import Scores, Unscored, make_scorer, named_scores
+from ooc.train.metrics import Scores, make_scorer, named_scores
 from ooc.train.prediction import Predictions, What
 from ooc.train.resources import Resources
 from ooc.train.setup import edge_data_used, inputs_of, not_given
@@ -328,7 +328,7 @@ class GraphTrainer(BatchTrainer):
 
     @property
     def _has_scores(self) -> bool:
-        return not isinstance(self._scorer, Unscored)
+        return self._scorer.metric is not None
 
     def _ready(self, resources: Resources, models: list[nn.Module]) -> None:
         """Batches, what the model makes of the largest, and what scoring keeps of every graph."""
@@ -401,12 +401,9 @@ class GraphTrainer(BatchTrainer):
     ) -> Tensor | None:
         """Logits or labels of all graphs, or of those of these numbers in this order, [n, C] or [n]. With ``out`` they
         go to that file, as of ``Trainer.predict``."""
-        made = partial(GraphPrediction, self.model, self.store, self._resources, self._bounds, what)
-        with self._at_work():
-            self._check_converted()
-            self._free_memory()
-            with self._averaging.in_place(), closing(made(graphs=graphs, ignore_edge_data=self._ignored)) as found:
-                return found.result(out, force=force)
+        options: dict[str, Any] = {"graphs": graphs, "ignore_edge_data": self._ignored}
+        made = partial(GraphPrediction, self.model, self.store, self._resources, self._bounds, what, **options)
+        return self._predicted(made, out, force=force)
 
     # ---- memory ------------------------------------------------------------------------------------------------
 

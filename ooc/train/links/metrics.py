@@ -10,8 +10,8 @@ higher than the K-th best of these.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -71,8 +71,8 @@ class LinkMetric:
         if self.hits:
             return float((positive_E > np.partition(negative_M, -self.hits)[-self.hits]).mean())
         ascending = np.sort(negative_M)
-        below_E, not_above_E = (np.searchsorted(ascending, positive_E, side=side) for side in _SIDES)
-        return float((1 / (len(ascending) - 0.5 * (below_E + not_above_E) + 1)).mean())
+        places_E = np.searchsorted(ascending, positive_E) + np.searchsorted(ascending, positive_E, side="right")
+        return float((1 / (len(ascending) - 0.5 * places_E + 1)).mean())
 
     def total_of_own(self, scores_EK: Scores) -> float:
         """Of links, in the first column, the sum over them of what is averaged, against negatives of their own, NaN
@@ -83,9 +83,6 @@ class LinkMetric:
         better = (negative_EK > positive_E1).sum(axis=1) + (negative_EK >= positive_E1).sum(axis=1)
         rank_E = 0.5 * better + 1
         return float((rank_E <= self.hits).sum() if self.hits else (1 / rank_E).sum())
-
-
-_SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,22 +122,17 @@ class LinkScorer:
         reversible: bool,
     ) -> None:
         self._metric, self._space = metric, next(iter(ends.types), "")
-        shared = {split: one.shared_3M for split, one in splits.items() if one.shared_3M is not None}
-        parts: list[tuple[str, Ints, Ranked | None]] = [(split, one.links_3E, one) for split, one in splits.items()]
-        parts += [(split, pairs_3M, None) for split, pairs_3M in shared.items()]
+        parts = {(split, False): one for split, one in splits.items()}
+        parts |= {(split, True): Ranked(one.shared_3M) for split, one in splits.items() if one.shared_3M is not None}
         none = np.zeros((3, 0), np.int64)
-        head_U, tail_U, kind_U = np.concatenate([none, *(pairs for _, pairs, _ in parts)], axis=1)
+        head_U, tail_U, kind_U = np.concatenate([none, *(one.links_3E for one in parts.values())], axis=1)
         order = np.argsort(head_U, kind="stable")
-        sizes = np.concatenate(
-            [none[0], *(np.full(pairs.shape[1], 1 + (one.each if one is not None else 0)) for _, pairs, one in parts)]
-        )
+        counts = [one.links_3E.shape[1] for one in parts.values()]
+        sizes = np.repeat(np.array([1 + one.each for one in parts.values()], np.int64), counts)
         starts = np.empty_like(sizes)
         starts[order] = np.cumsum(sizes[order]) - sizes[order]
-        stops = np.cumsum([0, *(pairs.shape[1] for _, pairs, _ in parts)])
-        self._starts = {
-            (split, one is None): starts[first:last]
-            for (split, _, one), first, last in zip(parts, stops, stops[1:], strict=False)
-        }
+        units_of = dict(zip(parts, pairwise(accumulate(counts, initial=0)), strict=True))
+        self._starts = {part: starts[first:last] for part, (first, last) in units_of.items()}
         self._each = {split: one.each for split, one in splits.items()}
         self._scores: Scores = np.zeros(int(sizes.sum()), dtype=dtype)
         by_head = np.concatenate(([0], np.cumsum(sizes[order])))
@@ -152,18 +144,18 @@ class LinkScorer:
         if ends.relations:
             made["edge_features"] = LinkArray(folder, _SIDE, "edge_features", len(self._scores), np.float32)
         made["indptr"].put(0, offsets)
-        owners = {split: first for (split, _, one), first in zip(parts, stops, strict=False) if one is not None}
         self._at_once = max(1, min(_UNITS_AT_ONCE, _SCORES_AT_ONCE // (1 + max(self._each.values(), default=0))))
         for first in range(0, len(order), self._at_once):
             units = order[first : first + self._at_once]
             written = np.empty(int(sizes[units].sum()), dtype=np.int64)
             at = starts[units] - by_head[first]
             written[at] = tail_U[units]
-            for split, one in splits.items():
-                mine = (units >= owners[split]) & (units < owners[split] + one.links_3E.shape[1])
+            for part, one in parts.items():
+                start, stop = units_of[part]
+                mine = (units >= start) & (units < stop)
                 if one.own is not None and mine.any():
                     places = at[mine][:, None] + np.arange(1, 1 + one.each)
-                    written[places] = one.own(units[mine] - owners[split])
+                    written[places] = one.own(units[mine] - start)
             if ends.relations:
                 made["edge_features"].put(int(by_head[first]), np.repeat(kind_U[units], sizes[units]))
             is_nobody = written == NOBODY

@@ -11,7 +11,6 @@ Shapes: E links, K negatives of each.
 """
 
 from collections.abc import Callable, Collection
-from contextlib import closing
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -383,9 +382,6 @@ class LinkTrainer(Trainer):
         averaged weights, where there are such."""
         options: dict[str, Any] = {"learnt": self._learnt, "edge_type": self._links.edge_type}
         options["ignore_edge_data"] = self._asked["ignore_edge_data"]
-        with self._at_work():
-            self._check_converted()
-            self._free_memory()
-            asked = PairScores(self.model, self.store, self._resources, pairs, **options)
-            with self._averaging.in_place(), closing(asked) as found:
-                return found.read()
+        found = self._predicted(partial(PairScores, self.model, self.store, self._resources, pairs, **options))
+        assert found is not None, "it is for no file"
+        return found

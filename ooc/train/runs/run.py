@@ -23,10 +23,13 @@ Not thread-safe: one thread owns a run folder, and a lock keeps other processes 
 """
 
 import contextlib
+import copy
 import fcntl
+import io
 import json
 import os
 import shutil
+import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
@@ -36,7 +39,6 @@ from ooc.engine.record import EpochRecord
 from ooc.errors import RunError, as_error
 from ooc.storage.array import TEMPORARY_SUFFIX, flush, lock_folder, lock_holder, make_folders, replace_file
 from ooc.suggestions import did_you_mean_path
-from ooc.train.runs.checkpoint import State, read_state, write_state
 
 if TYPE_CHECKING:
     from ooc.storage.store import Store
@@ -53,12 +55,13 @@ STARTS = "starts.jsonl"
 EMBEDDING = "embedding"
 OPTIMIZER = "optimizer"
 SEEDS = "seeds.json"
-"""In the folder around the runs of several seeds (``ooc.train.runs.seeds``)."""
+"""In the folder around the runs of several seeds, the seeds and what all of them share (``SeedRuns``)."""
 _MOST_STARTS = 50
 _HISTORY = "history"
 """In a checkpoint: the records of the epochs before it, so that lost lines of the metrics can be written anew."""
 
 Config = dict[str, Any]
+State = dict[str, Any]
 
 
 class RunFolder:
@@ -110,7 +113,7 @@ class RunFolder:
         """
         path = Path(path)
         if not holds_run(path):
-            seeds = sorted(path.glob("seed-*")) if (path / SEEDS).is_file() else []
+            seeds = sorted(path.glob("seed-*")) if holds_seeds(path) else []
             hint = f"; it holds those of several seeds, such as {seeds[0]}" if seeds else did_you_mean_path(path)
             raise RunError(f"there is no run at {path}{hint}")
         config = {**(defaults or {}), **read_config(path / CONFIG)}
@@ -202,11 +205,11 @@ class RunFolder:
         epoch just finished; `load` takes them to mend the metrics.
         """
         before = [values for epoch, values in self._history.items() if epoch < state["epoch"]]
-        self._save(CHECKPOINT, {**state, _HISTORY: before})
+        self._replace(CHECKPOINT, lambda file: _write_state(file, {**state, _HISTORY: before}))
 
     def save_best(self, state: State) -> None:
         """Replace the best weights so far."""
-        self._save(BEST, state)
+        self._replace(BEST, lambda file: _write_state(file, state))
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         """Replace one of the files `FORECAST`, `PLANNED` and `TIMELINE` by plain data."""
@@ -269,11 +272,11 @@ class RunFolder:
 
     def last(self) -> State | None:
         """The last checkpoint, None before the first. Changes nothing, and takes no lock."""
-        return read_state(self.path / CHECKPOINT)
+        return _read_state(self.path / CHECKPOINT)
 
     def load_best(self) -> State | None:
         """The best weights so far, None when nothing was evaluated yet."""
-        return read_state(self.path / BEST)
+        return _read_state(self.path / BEST)
 
     def records(self) -> list[EpochRecord]:
         """The epochs so far. A last line that is torn does not count; RunError for a damaged one before others."""
@@ -329,10 +332,6 @@ class RunFolder:
 
     def __exit__(self, *raised: object) -> None:
         self.close()
-
-    def _save(self, name: str, state: State) -> None:
-        if self._written:
-            self._replace(name, lambda file: write_state(file, state))
 
     def _replace(self, name: str, data: bytes | Callable[[BinaryIO], None]) -> None:
         self.start()
@@ -400,3 +399,155 @@ def is_locked(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+# ---- runs of several seeds
+
+
+class SeedRuns:
+    """The folder of runs of one training by several seeds, each an ordinary run, as that of seed 3 in ``seed-3``. Make
+    one by `create` or `open`; neither writes anything. ``start`` writes down what is to be trained; ``discard`` takes
+    that back where no run has come to a checkpoint."""
+
+    def __init__(self, path: Path, seeds: Sequence[int], config: Config) -> None:
+        self.path = path
+        self.seeds = tuple(seeds)
+        self.config = config
+        self._made: list[Path] = []
+
+    @classmethod
+    def create(cls, path: Path, seeds: Sequence[int], config: Mapping[str, object]) -> Self:
+        """New runs below ``path``. RunError where something is there already."""
+        if (path / SEEDS).exists():
+            hint = "go on with them by resume=True, or give another folder"
+            raise RunError(f"{path} holds runs of several seeds; {hint}")
+        RunFolder.create(path, {})  # which refuses a folder that is in use
+        return cls(path, seeds, dict(config))
+
+    @classmethod
+    def open(cls, path: Path, seeds: Sequence[int] | None = None) -> Self:
+        """The runs begun at ``path``; ``seeds`` asked for now may add to those begun with."""
+        file = path / SEEDS
+        if holds_run(path):
+            raise RunError(f"{path} is the run of one seed; give several a folder of their own")
+        if not file.exists():
+            raise RunError(f"there are no runs of several seeds at {path}{did_you_mean_path(path)}")
+        content = read_config(file)
+        try:
+            begun, config = [int(seed) for seed in content["seeds"]], dict(content["config"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{file} is damaged: {error}") from error
+        if seeds is not None and (dropped := sorted(set(begun) - set(seeds))):
+            raise RunError(f"{path} was begun with seed {dropped[0]}, too; seeds may be added, not left out")
+        return cls(path, begun if seeds is None else seeds, config)
+
+    def run_path(self, seed: int) -> Path:
+        """Where the run of ``seed`` is."""
+        return self.path / f"seed-{seed}"
+
+    @property
+    def begun(self) -> list[Path]:
+        """The runs that are there."""
+        return [path for path in map(self.run_path, self.seeds) if holds_run(path)]
+
+    def start(self) -> None:
+        """Write down what is to be trained."""
+        text = json.dumps({"seeds": list(self.seeds), "config": self.config}, indent=2, allow_nan=False) + "\n"
+        with as_error(RunError, self.path):
+            self._made.extend(make_folders(self.path))
+            replace_file(self.path / SEEDS, text.encode())
+
+    def discard(self) -> None:
+        """Take back what ``start`` made, unless there is a run to go on with."""
+        if self.begun or not self._made:
+            return
+        (self.path / SEEDS).unlink(missing_ok=True)
+        remove_empty(self._made)
+
+
+def holds_seeds(path: Path) -> bool:
+    """Whether runs of several seeds were begun at ``path``."""
+    return (path / SEEDS).is_file()
+
+
+# ---- the states, as torch saves them: plain data, of which nothing is run, with checksums; on the CPU, whatever device
+# they come from
+
+
+def _write_state(file: BinaryIO, state: State) -> None:
+    """``state``: tensors, numbers, strings, and lists and dicts of them."""
+    import torch
+
+    noting: Any = _Noting(file)  # torch asks for no more of a file
+    summing = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(True)  # `_read_state` wants them, whatever the program around us does
+    try:
+        torch.save(_on_cpu(state), noting)
+    finally:
+        torch.serialization.set_crc32_options(summing)
+    if noting.error is not None:
+        raise noting.error
+
+
+def _read_state(path: Path) -> State | None:
+    """A checkpoint's content, None where there is no such file.
+
+    Only plain data is read: a pickled program in its place is refused. torch itself looks at no checksum: a
+    flipped bit would be another weight.
+    """
+    if not path.exists():
+        return None
+    import torch
+
+    with as_error(RunError, path):
+        data = path.read_bytes()
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as members:
+            wrong = members.testzip()
+        if wrong is not None:
+            raise zipfile.BadZipFile(wrong)
+        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except MemoryError:
+        raise
+    except Exception as error:  # damaged bytes make zipfile and pickle raise almost anything
+        raise RunError(f"{path} is damaged and cannot be read") from error
+    if not isinstance(state, dict) or "epoch" not in state:
+        raise RunError(f"{path} is no checkpoint")
+    return state
+
+
+class _Noting:
+    """What torch writes to ``file``; it would report a full disk as an internal error without a cause."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: memoryview) -> int:
+        if self.error is None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self.error = error
+        return len(data)
+
+    def flush(self) -> None:
+        """Who has opened the file does that."""
+
+
+def _on_cpu(state: Any) -> Any:
+    """``state`` with its tensors on the CPU: whoever reads it may have no other device."""
+    import torch
+
+    match state:
+        case torch.Tensor():
+            return state.cpu()
+        case dict():
+            moved = copy.copy(state)  # with what else a state_dict carries
+            for name, value in state.items():  # not by update, which counts what a Counter is given
+                moved[name] = _on_cpu(value)
+            return moved
+        case list() | tuple():
+            return type(state)(_on_cpu(value) for value in state)
+        case _:
+            return state

@@ -599,10 +599,13 @@ class Weighted(nn.Module):
 
 
 def test_an_encoder_without_parameters_computes_as_the_decoder_does(tmp_path: Path, graph: Data) -> None:
-    """In float64: what it gives was predicted in float32."""
+    """In float64: what it gives was predicted in float32. Pairs are scored before anything is trained, too."""
     store = ooc.convert(Data(edge_index=graph.edge_index, num_nodes=_NODES), tmp_path / "bare.ooc", dtype="float64")
     model = ooc.LinkPredictor(Smoothed(), Weighted()).double()
     with ooc.LinkTrainer(model, store, ooc.Links(graph.edge_index[:, :90]), memory="24M", embedding=6) as trainer:
+        first = trainer.score(graph.edge_index[:, :5])
+        heads, tails = trainer.predict()[graph.edge_index[:, :5]]
+        torch.testing.assert_close(first, model.decoder(heads, tails), rtol=1e-12, atol=1e-14)
         trainer.fit(1, progress=False)
         rows, found = trainer.predict(layer=0), trainer.predict()
         torch.testing.assert_close(found, LGConv()(rows, graph.edge_index), rtol=1e-12, atol=1e-14)
