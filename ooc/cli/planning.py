@@ -182,7 +182,7 @@ class Planning:
             of_loss = settings if self.graph is store else replace(settings, class_weights="none")
             embedding, learnt = recipe.build_embedding(settings), None
             if embedding is not None:
-                learnt = LearntRows.of_store(embedding, store, torch.float32, clip_norm=settings.clip)
+                learnt = LearntRows(embedding, store, torch.float32, clip_norm=settings.clip)
             what: dict[str, Any] = {
                 "averaging": Averaging(model, recipe.build_average(settings, model), 1),
                 "input_dropout": settings.input_dropout,

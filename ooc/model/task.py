@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from ooc.errors import StoreError
-from ooc.storage.store import Task
+from ooc.storage.store import Store, Task
 
 
 class Targets:
@@ -16,14 +16,11 @@ class Targets:
     in for it, since a loss that looks up a class which is none spoils a GPU's context. Of a split that has been found
     valid nobody asks again. On a device used by one thread.
 
-    ``incomplete``: rows may have some of their labels only; what is missing is NaN. ``classes``: that the store has,
-    where the model may have fewer outputs.
+    Rows of a ``store`` may have some of their labels only; what is missing is NaN.
     """
 
-    def __init__(self, task: Task, *, incomplete: bool = False, classes: int = 0) -> None:
-        self._task = task
-        self._classes = classes
-        self._incomplete = incomplete
+    def __init__(self, store: Store) -> None:
+        self._task, self._classes, self._incomplete = store.task, store.num_classes, store.num_incomplete > 0
         self._noted: Tensor | None = None
         self._noted_of: set[str] = set()
         self._valid: set[str] = set()

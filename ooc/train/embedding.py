@@ -91,8 +91,8 @@ class Embedding:
 
 
 class LearntRows:
-    """The matrices of an ``embedding`` of so many ``nodes``, by type, the columns of which are its ``widths``:
-    ``arrays``, by name.
+    """The matrices of an ``embedding`` of the nodes of a ``store``, by type, the columns of which are its ``widths``:
+    ``arrays``, by name. OptionError where the embedding does not go with the store.
 
     ``folder``: of the run that they belong to (None: of none; they end with the process). ``begin`` before every
     program that trains, ``commit`` when what it has written is to be what is read; ``saved`` and ``best`` keep the
@@ -104,8 +104,7 @@ class LearntRows:
     def __init__(
         self,
         embedding: Embedding,
-        nodes: Mapping[str, int],
-        widths: Mapping[str, int],
+        store: Store,
         dtype: torch.dtype,
         *,
         seed: int = 0,
@@ -113,7 +112,7 @@ class LearntRows:
         clip_norm: float | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        self.embedding, self.widths, self._ranks = embedding, widths, ranks
+        self.embedding, self.widths, self._ranks = embedding, embedding.widths(store.types), ranks
         self.stepping = RowStep(optimizer=embedding.optimizer, clip_norm=clip_norm)
         self._seed, self._folder = seed, folder
         self._descriptors: list[int] = []
@@ -123,24 +122,21 @@ class LearntRows:
         self._saved: dict[str, int] = {}
         self._best: dict[str, int] = {}
         kind, where = str(dtype).removeprefix("torch."), Path() if folder is None else folder
-        self._spaces = {embedding_name(space): space for space in widths}
+        self._spaces = {embedding_name(space): space for space in self.widths}
         self.arrays: dict[str, VersionedArray] = {}
         for rows, space in self._spaces.items():
             for name in (rows, *(f"{rows}.{state}" for state in embedding.optimizer.states)):
-                shape = nodes[space], widths[space]
+                shape = store.node_counts[space], self.widths[space]
                 self.arrays[name] = VersionedArray(name, [where / f"{name}.0.npy"], shape, kind)
 
     @classmethod
-    def of_store(cls, embedding: Embedding, store: Store, dtype: torch.dtype, **options: Any) -> "LearntRows":
-        """Those of the nodes of a store; OptionError where the embedding does not go with it."""
-        return cls(embedding, store.node_counts, embedding.widths(store.types), dtype, **options)
-
-    @classmethod
-    def of_run(cls, embedding: Embedding, store: Store, dtype: torch.dtype, run: Path, state: object) -> "LearntRows":
+    def of_run(
+        cls, embedding: Embedding, store: Store, dtype: torch.dtype, run: Path, state: Mapping[str, Any] | None
+    ) -> "LearntRows":
         """Those of a run, as ``state()`` was kept with its weights, to be read; RunError where they are not there."""
-        rows = cls.of_store(embedding, store, dtype, folder=(folder := run / run_folder.EMBEDDING))
+        rows = cls(embedding, store, dtype, folder=(folder := run / run_folder.EMBEDDING))
         versions = _versions_of(state)
-        if rows._spaces.keys().isdisjoint(versions):
+        if state is None or rows._spaces.keys().isdisjoint(versions):
             raise RunError(f"{run} names no version of the embedding that goes with its weights")
         rows.keep({space for name, space in rows._spaces.items() if name in versions})
         for name in rows._spaces:
@@ -252,7 +248,7 @@ class LearntRows:
                 continue
             checksum = nbytes = 0
             with array.paths[0].open("r+b", buffering=0) as file:
-                for panel in self._part_of(-(-array.shape[0] // PANEL_ROWS)):
+                for panel in (part := self._part_of(-(-array.shape[0] // PANEL_ROWS))):
                     start = panel * PANEL_ROWS
                     shape = (min(PANEL_ROWS, array.shape[0] - start), array.columns)
                     block = (
@@ -263,11 +259,9 @@ class LearntRows:
                     write_at(file.fileno(), data, place.offset)
                     checksum = google_crc32c.extend(checksum, data)
                     nbytes += block.nbytes
-                    if panel % _PANELS_BETWEEN_FLUSHES == 0:  # no more than this waits in the page cache
+                    if panel % _PANELS_BETWEEN_FLUSHES == 0 or panel == part[-1]:  # else more waits in the page cache
                         os.fdatasync(file.fileno())
                         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-                os.fdatasync(file.fileno())
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             array.crcs[0] = joined_checksum(self._ranks, checksum, nbytes) or 0
 
     def _part_of(self, count: int) -> range:
@@ -307,10 +301,6 @@ class LearntRows:
             array.following = next(version for version in range(len(array.paths)) if version not in taken)
         self.pending = True
 
-    def drop(self) -> None:
-        """What was written is not to be read."""
-        self.pending = False
-
     def commit(self) -> None:
         """What was written is what is read from here on; of a run, it is on the disk, whoever has written it."""
         for array in self.arrays.values():
@@ -341,15 +331,15 @@ class LearntRows:
     def _versions(self) -> dict[str, int]:
         return {name: array.current for name, array in self.arrays.items()}
 
-    def load(self, state: object, best: object) -> None:
+    def load(self, state: Mapping[str, Any] | None, best: Mapping[str, Any] | None) -> None:
         """Go on from what a checkpoint has of ``state()``, with the best epoch's rows as ``best`` has them; RunError
         where that is not there, or of another embedding."""
         versions = _versions_of(state)
-        if versions.keys() != self.arrays.keys() or self._folder is None:
+        if state is None or versions.keys() != self.arrays.keys() or self._folder is None:
             raise RunError("the checkpoint is of another embedding, or of none")
         for name, array in self.arrays.items():
             _check_file(array, self._folder / f"{name}.{versions[name]}.npy")
-            array.current, array.crcs = int(versions[name]), _crcs_of(state, name)
+            array.current, array.crcs = versions[name], _crcs_of(state, name)
             self._compare(array, self._folder / f"{name}.{versions[name]}.npy")
         self._best = {name: version for name, version in _versions_of(best).items() if name in self._spaces}
         self.saved()
@@ -370,18 +360,14 @@ class LearntRows:
             raise SpillError(f"{array.name}: the SSD returns other bytes of {path} than were written there")
 
 
-def _versions_of(state: object) -> dict[str, int]:
-    """The versions that ``LearntRows.state`` names, by array; none in what is no such state."""
-    versions = state.get("versions") if isinstance(state, Mapping) else None
-    found = versions if isinstance(versions, Mapping) else {}
-    return {str(name): version for name, version in found.items() if type(version) is int and version >= 0}
+def _versions_of(state: Mapping[str, Any] | None) -> dict[str, int]:
+    """The versions that ``LearntRows.state`` names, by array; none where there is no state."""
+    return {} if state is None else dict(state["versions"])
 
 
-def _crcs_of(state: object, name: str) -> dict[int, int]:
+def _crcs_of(state: Mapping[str, Any], name: str) -> dict[int, int]:
     """The checksums that ``LearntRows.state`` has of an array's versions; none in one of before they were kept."""
-    crcs = state.get("crcs") if isinstance(state, Mapping) else None
-    found = crcs.get(name) if isinstance(crcs, Mapping) else None
-    return {int(version): int(crc) for version, crc in found.items()} if isinstance(found, Mapping) else {}
+    return dict(state.get("crcs", {}).get(name, {}))
 
 
 def _make_file(path: Path, array: VersionedArray, *, anew: bool) -> None:

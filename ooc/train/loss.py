@@ -126,12 +126,16 @@ def resolve_loss(
             "out of the model and give BCEWithLogitsLoss()"
         )
     shapes = None if flat_labels is None or is_usual else (flat_outputs, flat_labels)
+    another = "give another loss, or a callable on (outputs, labels) that turns one into the other"
+    unlike = f"the store's task is {task.value!r}; {another}"
     spread = _spread(_name_of(loss), *shapes) if shapes else ""
     if isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)) and kind in _OF_CLASSES:
-        _require(task is Task.CLASSES, loss, "takes one class a node", task)
+        if task is not Task.CLASSES:
+            raise ModelError(f"loss {kind.__name__} takes one class a node, {unlike}")
         return _cross_entropy(loss, store, outputs, place)
     if isinstance(loss, _ELEMENTWISE) and kind in _ELEMENTWISE:
-        _require(task is not Task.CLASSES, loss, "takes a row of targets a node", task)
+        if task is Task.CLASSES:
+            raise ModelError(f"loss {kind.__name__} takes a row of targets a node, {unlike}")
         labels = store.array("y").columns
         if outputs != labels:
             raise ModelError(f"the model has {outputs} outputs, loss {kind.__name__} needs {labels}, one a label")
@@ -143,14 +147,14 @@ def resolve_loss(
                 )
         if spread and kind is not nn.BCEWithLogitsLoss:  # which torch refuses
             raise ModelError(spread)
-        count, total = store.split_sizes["train"] * labels, _summed(loss, place)
-        weight = BY_LABELS
+        count, total = store.split_sizes["train"] * labels, _reduced(loss, place, "sum")
+        weight: Callable[[Tensor], float] | None = BY_LABELS
         if store.num_incomplete:
             weight = lambda labels: float((~labels.isnan()).sum())  # noqa: E731
             count = sum(int(task.known(some).sum()) for some in _training_labels(store))
             total = _summed_where_known(loss, place)
         if getattr(loss, "reduction", "") != "mean":
-            return Loss(_by_autograd(total), 1.0, weight=None)
+            count, weight = 1, None
         return Loss(_by_autograd(total), float(count), weight=weight)
     loss = _moved(loss, place) if isinstance(loss, nn.Module) else loss
     if shapes and (flat_outputs or flat_labels != (task is Task.CLASSES)):
@@ -224,34 +228,25 @@ def _check_module(loss: nn.Module, dtype: torch.dtype) -> None:
         raise ModelError(f"loss {name} with reduction={loss.reduction!r} is not supported; use 'mean' or 'sum'")
 
 
-def _require(fits: bool, loss: RowsLoss, takes: str, task: Task) -> None:
-    if not fits:
-        raise ModelError(
-            f"loss {type(loss).__name__} {takes}, the store's task is {task.value!r}; give another loss, or a "
-            "callable on (outputs, labels) that turns one into the other"
-        )
-
-
 def _moved(loss: Any, place: torch.device) -> Any:
     """The same loss with its weights at ``place``; the user's object stays where it is."""
     return loss if place.type == "cpu" else copy.deepcopy(loss).to(place)
 
 
-def _summed(loss: Any, place: torch.device) -> RowsLoss:
-    """The same torch loss with its rows summed; the user's object stays as it is."""
-    summed: nn.Module = copy.copy(_moved(loss, place))
-    summed.reduction = "sum"  # type: ignore[assignment]
-    return summed
+def _reduced(loss: Any, place: torch.device, reduction: str) -> RowsLoss:
+    """The same torch loss with another ``reduction``; the user's object stays as it is."""
+    reduced: Any = copy.copy(_moved(loss, place))
+    reduced.reduction = reduction
+    return reduced  # type: ignore[no-any-return]
 
 
 def _summed_where_known(loss: Any, place: torch.device) -> RowsLoss:
     """The same element-wise torch loss, summed over the labels that are not NaN."""
-    each: nn.Module = copy.copy(_moved(loss, place))
-    each.reduction = "none"  # type: ignore[assignment]
+    each = _reduced(loss, place, "none")
 
     def total(outputs_rC: Tensor, labels_rC: Tensor) -> Tensor:
         missing_rC = labels_rC.isnan()
-        losses_rC: Tensor = each(outputs_rC, labels_rC.masked_fill(missing_rC, 0))
+        losses_rC = each(outputs_rC, labels_rC.masked_fill(missing_rC, 0))
         return losses_rC.masked_fill(missing_rC, 0).sum()
 
     return total
@@ -283,7 +278,7 @@ def _cross_entropy(loss: nn.CrossEntropyLoss | nn.NLLLoss, store: Store, outputs
     if loss.reduction != "mean":
         divisor, of_rows = 1.0, None
     if isinstance(loss, nn.NLLLoss) or loss.label_smoothing:
-        return Loss(_by_autograd(_summed(loss, place)), divisor, weight=of_rows)
+        return Loss(_by_autograd(_reduced(loss, place, "sum")), divisor, weight=of_rows)
     weight = None if loss.weight is None else loss.weight.to(place)
     gradient = partial(_cross_entropy_gradient, weight=weight, ignore_index=loss.ignore_index)
     compiled = _compiled_cross_entropy() if place.type == "cpu" else None

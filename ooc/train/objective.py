@@ -14,7 +14,7 @@ from torch import Tensor
 from ooc.engine.exchange import Exchange
 from ooc.model.task import Targets
 from ooc.stages import Contribution, Tile
-from ooc.storage.store import SPLITS, Store, Task
+from ooc.storage.store import SPLITS, Store
 from ooc.train.loss import Loss
 from ooc.train.metrics import Metric, Scorer
 
@@ -39,39 +39,22 @@ class Objective:
     score_operators = len(SPLITS) * (_PICKING_OPERATORS + _COUNTING_OPERATORS)
     """Operators that ``score`` runs, or that take as long."""
 
-    def __init__(
-        self,
-        task: Task,
-        loss: Loss,
-        scorer: Scorer,
-        *,
-        tile_rows: int,
-        incomplete: bool = False,
-        space: str = "",
-        classes: int = 0,
-    ) -> None:
-        """``space``: the type of nodes that is scored."""
-        self._targets = Targets(task, incomplete=incomplete, classes=classes)
-        self._loss = loss
+    def __init__(self, store: Store, loss: Loss, scorer: Scorer, *, tile_rows: int) -> None:
+        self._targets, self._loss = Targets(store), loss
         self.gradient_operators = loss.operators + (_PICKING_OPERATORS if loss.of_tile is None else 0)
         """The same of ``gradient``."""
-        self._scorer, self._space = scorer, space
+        self.scorer, self._space = scorer, "" if store.types is None else store.types.labelled
         self._loss_sum: Tensor | float = 0.0
         self._tile_rows = tile_rows
         self._counts: dict[str, npt.NDArray[np.int32]] = {}
-
-    @property
-    def has_scores(self) -> bool:
-        """Whether a metric is of such outputs."""
-        return self._scorer.metric is not None
 
     def memory_bytes(self, store: Store, *, on_device: bool) -> tuple[int, int]:
         """Host bytes and device bytes that it takes from the first tile to the last; ``on_device``: on a machine whose
         device has memory of its own."""
         if not on_device:
-            return self._scorer.host_bytes, 0
+            return self.scorer.host_bytes, 0
         counts = len(SPLITS) * -(-store.num_nodes // self._tile_rows) * np.dtype(np.int32).itemsize
-        return self._scorer.host_bytes + counts, self._scorer.device_bytes
+        return self.scorer.host_bytes + counts, self.scorer.device_bytes
 
     def count_split_rows(self, store: Store) -> None:
         """Read how many rows of each split of ``store`` every tile has, a few tiles at a time, for four bytes a tile
@@ -95,7 +78,7 @@ class Objective:
         """Forget the last program's loss and scores."""
         self._loss_sum = 0.0
         self._targets.begin()
-        self._scorer.begin()
+        self.scorer.begin()
 
     def rehearse(self, dtype: torch.dtype) -> None:
         """Have a loop that computes the loss of outputs of this type compiled, if one does."""
@@ -124,7 +107,7 @@ class Objective:
             rows = self.rows_of(split, tile.start, tile.inputs[f"split/{split}"][:, 0])
             if rows.numel():
                 labels = self._targets.of(split, tile.inputs["y"], rows, outputs=outputs_RC)
-                tally = self._scorer.of_rows(tile.start + rows, outputs_RC[rows], labels)
+                tally = self.scorer.of_rows(tile.start + rows, outputs_RC[rows], labels)
                 if tally is not None:
                     tile.contribution.scores[split] = tally
 
@@ -132,7 +115,7 @@ class Objective:
         """Add what a tile came to."""
         self._loss_sum = self._loss_sum + contribution.loss
         for split, tally in contribution.scores.items():
-            self._scorer.add(split, tally)
+            self.scorer.add(split, tally)
 
     def mean_loss(self) -> float:
         """The loss over all training rows, when all tiles are reduced; StoreError if one of them has no label."""
@@ -146,9 +129,9 @@ class Objective:
         StoreError if a row of a split has no label.
         """
         self._targets.refuse_damaged()
-        if exchange is not None and self._scorer.outputs is not None:
-            exchange.rows(torch.from_numpy(self._scorer.outputs), self._space)
-        return self._scorer.scores()
+        if exchange is not None and self.scorer.outputs is not None:
+            exchange.rows(torch.from_numpy(self.scorer.outputs), self._space)
+        return self.scorer.scores()
 
 
 def no_objective(store: Store, outputs: int) -> Objective:
@@ -157,4 +140,4 @@ def no_objective(store: Store, outputs: int) -> Objective:
     def nothing(outputs_rC: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         raise AssertionError("nothing is trained")
 
-    return Objective(store.task, Loss(nothing, 1.0), Scorer(Metric.ACCURACY, outputs), tile_rows=1)
+    return Objective(store, Loss(nothing, 1.0), Scorer(Metric.ACCURACY, outputs), tile_rows=1)

@@ -331,21 +331,19 @@ class StateOnDisk:
         """A checkpoint names the current version: it stays until the next one."""
         self._saved = None if self._folder is None else self._current
 
-    def load(self, state: object, *, into_memory: bool) -> None:
+    def load(self, state: Mapping[str, Any] | None, *, into_memory: bool) -> None:
         """Go on from what a checkpoint has of ``state()``. RunError where that is not there, or does not fit."""
         self._current, self._half_done, self._seen = None, False, self._optimizer.state
         if state is None:
             return
-        known = state if isinstance(state, dict) else {}
-        version, crcs = known.get("version"), known.get("crcs")
-        fits = known.get("pieces") == self._layout and isinstance(crcs, list) and len(crcs) == self._count
-        if not fits or version not in (0, 1) or self._read_from is None:
+        version, crcs = state["version"], state["crcs"]
+        if state["pieces"] != self._layout or self._read_from is None:
             raise RunError("what the optimizer keeps of large parameters is of another model or optimizer")
         path = _path(self._read_from, version)
         try:
             if path.stat().st_size != self.nbytes:
                 raise RunError(f"{path} is not what the checkpoint names")
-            self._current, self._crcs = version, {version: list(crcs or ())}
+            self._current, self._crcs = version, {version: crcs}
             if into_memory:
                 with path.open("rb") as file:
                     self._give_back(file.fileno())
@@ -354,7 +352,7 @@ class StateOnDisk:
             raise RunError(f"{path}: {error}") from error
         self._saved = version
         if self._folder is None and not into_memory:
-            self._current, self._saved, self._crcs, self._to_copy = 0, None, {0: list(crcs or ())}, path
+            self._current, self._saved, self._crcs, self._to_copy = 0, None, {0: crcs}, path
 
 
 def _kept_of(optimizer: Optimizer, group: Mapping[str, Any], parameter: nn.Parameter) -> tuple[str, ...]:

@@ -205,8 +205,7 @@ class Prediction(Predictions):
     ) -> None:
         store.check_one_graph("prediction by the full graph", takes_types=True)
         super().__init__(store, resources.limits, What.of(what, store.task))
-        if store.types is not None:
-            check_types(store, resources)
+        check_types(store, resources)
         of_links = isinstance(model, LinkPredictor)
         of_encoder = of_links and layer is None and store.types is not None
         kinds = [*store.types.nodes] if of_encoder and store.types is not None else []

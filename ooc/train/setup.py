@@ -112,8 +112,7 @@ def prepare(
     averaging = averaging or Averaging(model, None, 1)
     if learnt is not None:
         _check_embedding(resources, averaging)
-    if store.types is not None:
-        check_types(store, resources)
+    check_types(store, resources)
     resources, network, active = lower_model(
         model,
         store,
@@ -141,13 +140,10 @@ def prepare(
             flat_labels=flat_labels,
         )
         objective = Objective(
-            store.task,
+            store,
             of_rows,
             make_scorer(store, metric, rows=active.scoring[0], outputs=network.outputs, dtype=network.dtype),
             tile_rows=resources.tile_rows,
-            incomplete=store.num_incomplete > 0,
-            space="" if store.types is None else store.types.labelled,
-            classes=store.num_classes,
         )
     check_choice("optimizer state", optimizer_state, WHERE)
     state = None
@@ -373,7 +369,7 @@ def whole_tiles(active: ActiveRows, tile_rows: int) -> ActiveRows:
 
 def check_types(store: Store, resources: Resources) -> None:
     """OptionError for what graphs with types are not trained with."""
-    if resources.on_device:
+    if store.types is not None and resources.on_device:
         raise OptionError(f"{store.path} has several types of nodes or edges, which are not trained with a GPU")
 
 

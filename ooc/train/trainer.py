@@ -80,6 +80,8 @@ class Trainer:
     _state: TrainingState
     _stepped: Sequence[nn.Parameter]
     """The parameters that are trained."""
+    _scorer: Any
+    """Of nodes or graphs a ``Scorer``, of links a ``LinkScorer``."""
     _kept: StateOnDisk | None = None
     """What the optimizer keeps, where that may be on the SSD."""
     _unconcluded: EpochRecord | None = None
@@ -220,7 +222,7 @@ class Trainer:
         """Rows of an embedding that an epoch has computed, and no step has followed, are neither read nor found."""
         if self._learnt is not None and self._learnt.pending:
             self._session.forget()
-            self._learnt.drop()
+            self._learnt.pending = False
 
     def _commit_rows(self) -> None:
         """Rows of an embedding that an epoch has computed are those that are read from here on."""
@@ -427,16 +429,11 @@ class Trainer:
         if reason := self._why_unscored():
             raise OptionError(f"{why}, and {reason}")
 
-    @property
-    def _has_scores(self) -> bool:
-        """Whether a metric is of the outputs."""
-        return self._objective.has_scores
-
     def _why_unscored(self) -> str:
         """Why there will be no validation scores; empty where there will."""
         if not self.store.split_sizes["valid"]:
             return f"{self.store.path} has no validation split"
-        return "there are no scores of these outputs" if not self._has_scores else ""
+        return "there are no scores of these outputs" if self._scorer.metric is None else ""
 
     def _start(self) -> None:
         self._snapshot.check()
@@ -617,7 +614,7 @@ class Trainer:
                 embedding = embedding if isinstance(embedding, Embedding) else Embedding(embedding)
                 folder = None if out is None else out.path / EMBEDDING
                 given: dict[str, Any] = {"seed": seed, "folder": folder, "clip_norm": clip_norm, "ranks": ranks}
-                self._learnt = LearntRows.of_store(embedding, graph, dtype_of(model), **given)
+                self._learnt = LearntRows(embedding, graph, dtype_of(model), **given)
             self._size_lazy_parameters(ignore_edge_data)
             ranks.share(model)
             # Of a model without parameters, that of none, whose learning rate an embedding goes by.
@@ -645,14 +642,12 @@ class Trainer:
             self._run = out
             if out is not None:  # what lists of runs show (ooc runs)
                 out.config |= {"scored_by": self.metric.value, "model_class": type(model).__name__, "graph": graph.name}
-            kept, on_disk = self._kept, self._kept is not None and self._planned.has_state_on_disk
-            parts = self.optimizer, self._schedules, self._averaging, self.metric, self._run, seed, self._learnt
-            of_run: dict[str, Any] = {"ranks": ranks, "listener": listener}
-            if out is not None:
                 kept_otherwise = ("seed", "optimizer_state", "threads")
                 settings = {name: one for name, one in settings.items() if name not in kept_otherwise}
-                of_run["made_of"] = described(model, None, settings | {"embedding": embedding})
-            self._state = TrainingState(model, *parts, kept=kept, on_disk=on_disk, **of_run)
+            made_of = {} if out is None else described(model, None, settings | {"embedding": embedding})
+            on_disk = self._kept is not None and self._planned.has_state_on_disk
+            parts = self.optimizer, self._schedules, self._averaging, self.metric, out, seed, self._learnt
+            self._state = TrainingState(model, *parts, self._kept, on_disk, ranks, made_of, listener)
             held = getattr(self, "_session", None), self._learnt, self._kept, self._run
             dropped = weakref.finalize(self, _close_dropped, type(model).__name__, *held)
             dropped.atexit = False  # the process gives everything back by itself
@@ -660,7 +655,7 @@ class Trainer:
     def _ready(self, resources: Resources, models: list[nn.Module]) -> None:
         """Plan what there is to run, and make ready what runs it; ``models``: all whose weights it reads."""
         job = self._job(resources)
-        self._planned, self._objective = job, job.objective
+        self._planned, self._objective, self._scorer = job, job.objective, job.objective.scorer
         by_itself: dict[str, Any] = {"ranks": ALONE, "threads": job.resources.own_threads, "threads_by_rank": ()}
         self._resources = replace(job.resources, **by_itself)  # each predicts so
         self._prepared = job.ready()

@@ -110,7 +110,7 @@ def test_members_are_counted_tile_by_tile(tile_rows: int, tmp_path: Path, monkey
     store = store_of(DATA, tmp_path)
     monkeypatch.setattr("ooc.train.objective._CHUNK_ROWS", 50)
     scorer = Scorer(Metric.ACCURACY, store.num_classes)
-    objective = Objective(store.task, Loss(lambda *_: pytest.fail(), 1.0), scorer, tile_rows=tile_rows)
+    objective = Objective(store, Loss(lambda *_: pytest.fail(), 1.0), scorer, tile_rows=tile_rows)
     objective.count_split_rows(store)
     with FakeDevice(1) as fake:
         for split in ("train", "valid", "test"):

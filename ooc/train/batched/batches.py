@@ -120,9 +120,7 @@ class BatchTrainer(Trainer):
         self._statistics = RunningStatistics(model, self.ranks)
         self._seed, self._listener, self._allowed = seed, resources.listener, resources
         self.memory_bytes = resources.limits.memory_bytes // self.ranks.local_count
-        self._targets = Targets(
-            self.store.task, incomplete=self.store.num_incomplete > 0, classes=self.store.num_classes
-        )
+        self._targets = Targets(self.store)
         if not model.training:
             model.train()
         self._modes = {module: module.training for module in model.modules()}
@@ -401,7 +399,7 @@ class SampledTrainer(BatchTrainer):
             self._normalization = GcnNormalization(model, scalings)
         beside, processes = self.loader.retained_bytes + self._rows_bytes, self.ranks.local_count
         device_bytes, host_bytes = divide_memory(self.memory_bytes - beside)
-        taken: dict[str, int] = {"device_bytes": device_bytes, "host_bytes": host_bytes, "beside_bytes": beside}
+        taken: dict[str, Any] = {"device_bytes": device_bytes, "host_bytes": host_bytes, "beside_bytes": beside}
         limits = replace(resources.limits, **taken, processes=processes)
         own = {"savings": (Saving.ACTIVE_ROWS,), "scoring_only": True, "compute_dtype": "float32"}
         return prepare(model, store, replace(resources, limits=limits), **self._asked | own)

@@ -41,7 +41,7 @@ from ooc.storage.array import AnyArray
 from ooc.storage.store import SPLITS, Store, Task
 from ooc.train.batched.batches import BatchTrainer
 from ooc.train.loss import of_results, resolve_loss, takes_results
-from ooc.train.metrics import Scores, make_scorer, named_scores
+from ooc.train.metrics import Scorer, Scores, make_scorer, named_scores
 from ooc.train.prediction import Predictions, What
 from ooc.train.resources import Resources
 from ooc.train.setup import edge_data_used, inputs_of, not_given
@@ -90,15 +90,14 @@ class GraphModel:
                 remedy = f"give {made}=2 or {made}=3" if made else f"edges of {store.path} have none"
                 raise ModelError(f"{name} wants {given}; {remedy}")
         always = {*_ALWAYS}.intersection(parameters) if inputs else {*_ALWAYS}
-        self._by_name = always if always <= parameters.keys() else set()
-        self._names_batch = "batch" in parameters
+        self._by_name = always if (is_named := always <= parameters.keys()) else {"batch"}.intersection(parameters)
+        self._by_place = [] if is_named else [one for one in _ALWAYS if one not in self._by_name]
         asked = ("ptr",) if self._as_data else _GIVEN[4:]
         self._given = [one for one in _GIVEN if one in there or (one in asked and (self._as_data or one in parameters))]
         try:
             if not self._as_data:
-                by_place = [] if self._by_name else [*_ALWAYS[: 2 if self._names_batch else 3]]
-                by_name = {*always, *self._given, *inputs}.difference(by_place)
-                inspect.signature(model.forward).bind(*by_place, **dict.fromkeys(by_name))
+                by_name = {*self._by_name, *self._given, *inputs}
+                inspect.signature(model.forward).bind(*self._by_place, **dict.fromkeys(by_name))
         except TypeError as error:
             raise ModelError(
                 f"{name}: its forward must take ({', '.join(_ALWAYS)}), and by name of {', '.join(_GIVEN)} what there "
@@ -126,12 +125,9 @@ class GraphModel:
         x, given = of_nodes.pop("x", None), given | of_nodes
         if self._as_data:
             return model(as_data(x, batch.edge_index, given | {"batch": batch.batch}, not_given(self.store)))
-        if self._by_name:
-            always = {"x": x, "edge_index": batch.edge_index, "batch": batch.batch}
-            return model(**{one: always[one] for one in self._by_name}, **given)
-        if self._names_batch:
-            return model(x, batch.edge_index, batch=batch.batch, **given)
-        return model(x, batch.edge_index, batch.batch, **given)
+        always = {"x": x, "edge_index": batch.edge_index, "batch": batch.batch}
+        by_name = {one: always[one] for one in self._by_name}
+        return model(*(always[one] for one in self._by_place), **by_name, **given)
 
     @property
     def looks_up(self) -> bool:
@@ -300,6 +296,7 @@ class GraphTrainer(BatchTrainer):
     """
 
     _takes_apart = False
+    _scorer: Scorer
 
     def __init__(
         self,
@@ -325,10 +322,6 @@ class GraphTrainer(BatchTrainer):
     def _size_lazy_parameters(self, ignore_edge_data: str) -> None:
         if any(map(is_lazy, self.model.parameters())):
             GraphModel(self.model, self.store, **self._bounds.made, ignore_edge_data=ignore_edge_data)  # runs it
-
-    @property
-    def _has_scores(self) -> bool:
-        return self._scorer.metric is not None
 
     def _ready(self, resources: Resources, models: list[nn.Module]) -> None:
         """Batches, what the model makes of the largest, and what scoring keeps of every graph."""

@@ -119,14 +119,13 @@ class Places:
         """[3, E] of links by ids: heads above tails, or above the numbers of their types of edges, and these above
         tails. OptionError where they are none."""
         relations = self._ends.relations
-        height, form = 2, "[2, E], heads above tails"
-        if relations:
-            height, form = 3, "[3, E], heads above numbers of edge types above tails"
+        among = "numbers of edge types above " if relations else ""
+        form = f"[{2 + bool(relations)}, E], heads above {among}tails"
         if hasattr(links, "edge_index"):
             remedy = "data that RandomLinkSplit gives has them in edge_label_index, where edge_label is 1"
             raise OptionError(f"links {what} must be {form}, not {type(links).__name__}; {remedy}")
         found = np.asarray(links)
-        if found.ndim != 2 or found.shape[0] != height or not found.shape[1]:
+        if found.ndim != 2 or found.shape[0] != 2 + bool(relations) or not found.shape[1]:
             raise OptionError(f"links {what} must be {form}, E at least 1, not {list(found.shape)}")
         self.check(found.shape[1])
         kinds: AnyArray = found[1] if relations else np.zeros(found.shape[1], np.int64)

@@ -62,6 +62,7 @@ class LinkObjective(Objective):
     score_inputs = ()
     score_operators = 0
     gradient_operators = 3
+    scorer: LinkScorer  # type: ignore[assignment]
 
     def __init__(self, training: TrainingLinks | None, scorer: LinkScorer, ends: Ends) -> None:
         """``training`` None: nothing is trained. Links lead between such ``ends``."""
@@ -312,21 +313,13 @@ class LinkTrainer(Trainer):
         return LinkMetric.of(name or "mrr")
 
     def _job(self, resources: Resources) -> Job:
-        make = partial(
-            LinkObjective.of,
-            self._links,
-            self.store,
-            metric=self.metric,
-            negatives=self._drawn,
-            seed=self._asked["seed"],
-            dtype=dtype_of(self.model),
-            resources=resources,
-        )
-        objective = self.ranks.all_of(make)
+        how: dict[str, Any] = {"negatives": self._drawn, "seed": self._asked["seed"], "resources": resources}
+        how |= {"metric": self.metric, "dtype": dtype_of(self.model)}
+        objective = self.ranks.all_of(partial(LinkObjective.of, self._links, self.store, **how))
         assert objective.training is not None
-        if self._steps > (count := objective.training.count):
+        self._training = objective.training
+        if self._steps > (count := self._training.count):
             raise OptionError(f"{self._steps} steps an epoch are more than the {count} training links; each needs one")
-        self._training, self._scorer = objective.training, objective.scorer
         asked = {name: value for name, value in self._asked.items() if name not in ("metric", "loss", "flat_labels")}
         return objective.prepared(self.model, self.store, resources.shared_with(self.ranks), **asked)
 

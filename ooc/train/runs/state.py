@@ -163,7 +163,7 @@ class TrainingState:
         self.best_in_turn = state.get("best_in_turn", (self.best or {}).get("valid_score"))
         self._saved = epoch
 
-    def _loaded(self) -> tuple[dict[str, Any] | None, object]:
+    def _loaded(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
         """The checkpoint, and what the best epoch's state has of an embedding."""
         if self.run is None:
             raise RunError("there is no run to go on with; give the trainer the run's folder (out)")

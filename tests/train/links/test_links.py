@@ -576,7 +576,7 @@ def test_an_embedding_is_trained_along(tmp_path: Path, graph: Data, links: ooc.L
     bare = Data(edge_index=graph.edge_index, num_nodes=_NODES)
     store = ooc.convert(bare, tmp_path / "bare.ooc", dtype="float64")
     model, other = _model(GCN), _model(GCN)
-    learnt = LearntRows(ooc.Embedding(7), {"": _NODES}, {"": 7}, torch.float64, seed=3)
+    learnt = LearntRows(ooc.Embedding(7), store, torch.float64, seed=3)
     drawn_rows = learnt.first_rows("", 0, (_NODES, 7))
     records, drawn = _train(model, store, links, embedding=ooc.Embedding(7))
     rows = nn.Parameter(torch.from_numpy(drawn_rows))
