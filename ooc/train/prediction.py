@@ -85,11 +85,6 @@ class Wanted:
     rows: Ids
     places: Ids
 
-    @property
-    def nbytes(self) -> int:
-        """Of all three."""
-        return self.ids.nbytes + self.rows.nbytes + self.places.nbytes
-
 
 class Predictions(ABC):
     """A table of predictions, planned. ``write`` or ``read`` computes them; ``close`` frees everything. ``called``:
@@ -226,7 +221,8 @@ class Prediction(Predictions):
                 of = f": {', '.join(known)}" if known else ", of which it has none"
                 which = f"those that were trained (layer 0), of all nodes of a type{of}"
                 raise OptionError(f"{store.path} has several types of nodes or edges: embeddings are {which}")
-        self._wanted, dtype = None if nodes is None else _find(store, nodes, self._limits), dtype_of(model)
+        self._wanted = wanted = None if nodes is None else _find(store, nodes, self._limits)
+        dtype = dtype_of(model)
         if isinstance(model, LinkPredictor):
             if self._what is not What.EMBEDDINGS:
                 raise OptionError(f"a model of links has embeddings of nodes, no {what}; predict embeddings")
@@ -238,7 +234,7 @@ class Prediction(Predictions):
             resources,
             input_dropout=0.0,
             ignore_edge_data=ignore_edge_data,
-            embedding_columns={} if learnt is None else learnt.widths,
+            learnt=learnt,
             of_classes=False,
             outputs_of=(self._type,) if of_encoder else (),
             dtype=dtype,
@@ -252,7 +248,7 @@ class Prediction(Predictions):
             resources, network, _ = lowered(savings=())
         least = 1 if learnt is None else 0
         self._layer = network.depth if of_links and layer is None else _layer(self._what, layer, network, least=least)
-        reaching = _reaching(store, self._wanted, network.hops, resources.listener)
+        reaching = _reaching(store, wanted, network.hops, resources.listener)
         job = Job(
             network,
             store,
@@ -262,7 +258,7 @@ class Prediction(Predictions):
             no_objective(store, network.outputs),
             # The planner weighs "train" most.
             lambda made: {"prepare": made.prepare(), "train": made.predict(self._layer, self._take, self._type)},
-            extra_host_bytes=0 if self._wanted is None else self._wanted.nbytes,
+            extra_host_bytes=wanted.ids.nbytes + wanted.rows.nbytes + wanted.places.nbytes if wanted else 0,
             learnt=learnt,
         )
         self._network, self._model_dtype = network, network.dtype

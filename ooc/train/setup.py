@@ -11,7 +11,6 @@ from enum import Enum
 from functools import cache, partial
 from math import ceil, inf
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -121,7 +120,7 @@ def prepare(
         savings=savings,
         ignore_edge_data=ignore_edge_data,
         compute_dtype=compute_dtype,
-        embedding_columns={} if learnt is None else learnt.widths,
+        learnt=learnt,
         of_classes=objective is None and not takes_results(loss),
         outputs_of=outputs_of,
         results=Results.ALL if objective is not None or takes_results(loss) else Results.FIRST,
@@ -183,21 +182,15 @@ def _third_number_bytes(network: Network, options: Sequence[Mapping[str, Any]]) 
     return sum(parameter.numel() for parameter in network.parameters) * network.dtype.itemsize
 
 
-def size_lazy_parameters(
-    model: nn.Module,
-    store: Store,
-    *,
-    ignore_edge_data: str,
-    embedding_columns: Mapping[str, int] = MappingProxyType({}),
-) -> None:
+def size_lazy_parameters(model: nn.Module, store: Store, *, ignore_edge_data: str, learnt: LearntRows | None) -> None:
     """Give lazily sized parameters of ``model``, as ``SAGEConv((-1, -1), 64)`` has them, their sizes, by the widths of
-    what the store has and of ``embedding_columns``. ModelError where that cannot be."""
+    what the store has and of an embedding, ``learnt``. ModelError where that cannot be."""
     if not any(map(is_lazy, model.parameters())):
         return
     from ooc.model.layers.decoders import LinkPredictor
     from ooc.model.lowering.tracing import initialize  # both import PyG
 
-    setting = _setting_of(store, ignore_edge_data, embedding_columns, dtype=dtype_of(model))
+    setting = _setting_of(store, ignore_edge_data, learnt, dtype=dtype_of(model))
     if setting.in_columns:  # else there is nothing to train on, which is told by others
         initialize(model.encoder if isinstance(model, LinkPredictor) else model, setting)
 
@@ -205,7 +198,7 @@ def size_lazy_parameters(
 def _setting_of(
     store: Store,
     ignore_edge_data: str,
-    embedding_columns: Mapping[str, int],
+    learnt: LearntRows | None,
     *,
     in_batches: bool = False,
     **options: Any,
@@ -221,7 +214,7 @@ def _setting_of(
         adj_t=frozenset(store.source.get("adj_t", ())) - ({"weights"} if in_batches else set()),
         left_out=not_given(store),
         inputs=inputs_of(store),
-        embedding_columns=embedding_columns,
+        embedding_columns={} if learnt is None else learnt.widths,
         types=store.types,
         **options,
     )
@@ -236,7 +229,7 @@ def lower_model(
     savings: Collection[Saving],
     ignore_edge_data: str = "none",
     compute_dtype: str = "float32",
-    embedding_columns: Mapping[str, int] = MappingProxyType({}),
+    learnt: LearntRows | None = None,
     of_classes: bool = True,
     results: Results = Results.FIRST,
     outputs_of: tuple[str, ...] = (),
@@ -248,16 +241,16 @@ def lower_model(
     compute for it. ModelError for what cannot be.
 
     ``ignore_edge_data``: which of the edges' weights and features are left out (``IGNORABLE``). ``compute_dtype``: what
-    the factors of dense products are rounded to, if it is narrower than the model's own type. ``embedding_columns``: by
-    type of nodes, of embeddings that are trained along. ``of_classes``: there has to be an output for every class.
+    the factors of dense products are rounded to, if it is narrower than the model's own type. ``learnt``: the
+    embedding that is trained along. ``of_classes``: there has to be an output for every class.
     ``results``: which of several are meant. ``outputs_of``: see ``Setting``. ``dtype``: what a model computes in that
     has no parameters. ``trains``: it is refused where it has nothing to train. ``in_batches``: it is run on edges
     without a matrix that weights are taken out of.
     """
     features = (store.num_features,) if store.types is None else store.types.features.values()
-    if not any(features) and not embedding_columns:
+    if not any(features) and learnt is None:
         raise ModelError(f"the nodes of {store.path} have no features; train an embedding of them, embedding=64")
-    size_lazy_parameters(model, store, ignore_edge_data=ignore_edge_data, embedding_columns=embedding_columns)
+    size_lazy_parameters(model, store, ignore_edge_data=ignore_edge_data, learnt=learnt)
 
     def active_rows(hops: int) -> ActiveRows:
         if Saving.ACTIVE_ROWS not in savings:
@@ -274,7 +267,7 @@ def lower_model(
     setting = _setting_of(
         store,
         ignore_edge_data,
-        embedding_columns,
+        learnt,
         aggregate_once=Saving.FIRST_AGGREGATION in savings,
         input_dropout=input_dropout,
         product=_products(compute_dtype),
@@ -287,13 +280,13 @@ def lower_model(
         in_batches=in_batches,
     )
     classes = store.num_classes if of_classes and store.task is Task.CLASSES else 0
-    learnt = max(embedding_columns.values(), default=0)
+    widest = max(setting.embedding_columns.values(), default=0)
     asked: dict[str, Any] = {"num_classes": classes, "active": active_rows, "edges_per_row": edges_per_row}
     lowered = partial(lower, model, setting, trains=trains, **asked)
-    resources = given.for_model(model, store, None, learnt=learnt)
+    resources = given.for_model(model, store, None, learnt=widest)
     with one_thread():  # layers are tried on small graphs, by thousands of operators that would wait for each other
         network = lowered()
-        known = given.for_model(model, store, network, learnt=learnt)
+        known = given.for_model(model, store, network, learnt=widest)
         if known.tile_rows != resources.tile_rows:  # tiles are lower by what the model is found to be
             resources, network = known, lowered()
     by_rows = given.on_device and not given.tile_rows

@@ -670,8 +670,7 @@ class Trainer:
 
     def _size_lazy_parameters(self, ignore_edge_data: str) -> None:
         """Before an optimizer asks for them."""
-        widths = {} if self._learnt is None else self._learnt.widths
-        size_lazy_parameters(self.model, self.store, ignore_edge_data=ignore_edge_data, embedding_columns=widths)
+        size_lazy_parameters(self.model, self.store, ignore_edge_data=ignore_edge_data, learnt=self._learnt)
 
     def _particulars(self) -> dict[str, Any]:
         """What this kind of training is given beside what all are, by its arguments' names."""
