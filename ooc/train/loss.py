@@ -159,11 +159,11 @@ def resolve_loss(
     loss = _moved(loss, place) if isinstance(loss, nn.Module) else loss
     if shapes and (flat_outputs or flat_labels != (task is Task.CLASSES)):
         try:
-            return _tried(loss, _in_shapes(loss, *shapes), store, task, columns, dtype, place)
+            return _tried(loss, _in_shapes(loss, *shapes), store, columns, dtype, place)
         except ModelError as error:
             if error.__cause__ is None:  # else torch refuses such shapes, and a script makes others of them before
                 raise ModelError(spread) if spread else error from None
-    return _tried(loss, loss, store, task, columns, dtype, place)
+    return _tried(loss, loss, store, columns, dtype, place)
 
 
 def takes_results(loss: RowsLoss | None) -> bool:
@@ -336,13 +336,7 @@ def training_classes(store: Store) -> Tensor:
 
 
 def _tried(
-    own: RowsLoss,
-    shaped: RowsLoss,
-    store: Store,
-    task: Task,
-    columns: Sequence[int],
-    dtype: torch.dtype,
-    place: torch.device,
+    own: RowsLoss, shaped: RowsLoss, store: Store, columns: Sequence[int], dtype: torch.dtype, place: torch.device
 ) -> Loss:
     """A callable, after a look at what it makes of a few rows together and of each alone: the user's ``own``,
     ``shaped`` as it takes outputs and labels. Of several results, of so many ``columns`` each, it gets a tuple."""
@@ -353,11 +347,11 @@ def _tried(
     def loss(outputs_rC: Tensor, labels: Tensor) -> Tensor:
         return shaped(outputs_rC if len(columns) == 1 else results_in(outputs_rC), labels)
 
-    name, outputs = _name_of(own), sum(columns)
+    name, task, outputs = _name_of(own), store.task, sum(columns)
     generator = torch.Generator().manual_seed(1)
     by_row: bool | None = None
     is_number, numbers = False, _numbers_of(own)
-    trials = [*_tried_labels(store, task, dtype, generator)]
+    trials = [*_tried_labels(store, dtype, generator)]
     if task is Task.VALUES and not _takes(loss, trials, torch.zeros(_TRIED_ROWS, outputs, dtype=dtype), place):
         trials = _some_labels(store, dtype)  # as where one column is a class
     many = min(_MOST_TRIED, max(_TRIED_ROWS + 1, _TRIED_OUTPUTS // outputs))
@@ -452,9 +446,9 @@ def _together_and_apart(
     return together.detach(), [(height, one.reshape(-1)) for height, one in apart]
 
 
-def _tried_labels(store: Store, task: Task, dtype: torch.dtype, generator: torch.Generator) -> Iterator[Tensor]:
+def _tried_labels(store: Store, dtype: torch.dtype, generator: torch.Generator) -> Iterator[Tensor]:
     """Labels of a few rows at a time, such that rows or labels that count more than others show."""
-    match task:
+    match store.task:
         case Task.CLASSES:
             yield from _tried_classes(store.num_classes, generator)
         case Task.MULTILABEL:

@@ -320,8 +320,7 @@ class LinkTrainer(Trainer):
         self._training = objective.training
         if self._steps > (count := self._training.count):
             raise OptionError(f"{self._steps} steps an epoch are more than the {count} training links; each needs one")
-        asked = {name: value for name, value in self._asked.items() if name not in ("metric", "loss", "flat_labels")}
-        return objective.prepared(self.model, self.store, resources.shared_with(self.ranks), **asked)
+        return objective.prepared(self.model, self.store, resources.shared_with(self.ranks), **self._asked)
 
     def _why_unscored(self) -> str:
         return "" if self._links.valid is not None else "there are no validation links"
