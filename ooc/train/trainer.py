@@ -719,7 +719,7 @@ def _parts_of(graph: Any) -> Iterator[Any]:
 def _beside(model: nn.Module, graph: Any, listener: Listener) -> tuple[str, ...]:
     """What of PyG's data the model asks for beside ``x``: numbers of each node. It is said which it may do without,
     since nobody knows whether its user would give them."""
-    parts = iter(()) if isinstance(graph, Store | str | Path) else _parts_of(graph)  # which holds what it is a part of
+    parts = _parts_of(graph)  # which holds what it is a part of
     part: Any = next(parts, None)
     if not hasattr(part, "is_node_attr") or hasattr(graph, "node_types"):
         return ()

@@ -22,7 +22,7 @@ from torch_geometric.nn.models import GraphSAGE
 import ooc
 from ooc.cli import main
 from ooc.storage.store import Store
-from ooc.train import described
+from ooc.train import model_snapshot
 from ooc.train.batched.batches import SampledTrainer, Sampling
 from ooc.train.setup import Tuning
 from tests.graphs import GraphCase, random_data
@@ -114,7 +114,7 @@ def test_what_differs_is_named_by_all(store: Store, tmp_path: Path, monkeypatch:
             with pytest.raises(ooc.OocError) as raised:
                 trainer.fit(1 + rank, progress=False)
             said.append(str(raised.value))
-        monkeypatch.setattr(described, "__version__", f"0.1.{rank}")
+        monkeypatch.setattr(model_snapshot, "__version__", f"0.1.{rank}")
         with pytest.raises(ooc.OocError) as raised:
             _trainer(store)
         return [*said, str(raised.value)]
@@ -191,7 +191,7 @@ def test_globals_that_a_loss_goes_by_are_compared() -> None:
 
     def with_globals(**given: Any) -> str:
         loss = FunctionType(_smoothed.__code__, globals() | given)
-        return described.described(nn.Linear(2, 2), None, {"loss": loss})["loss"]
+        return model_snapshot.described(nn.Linear(2, 2), None, {"loss": loss})["loss"]
 
     assert with_globals() == with_globals() == with_globals(_CASE=None)
     assert with_globals(_SMOOTHING=0.2) != with_globals()
