@@ -108,38 +108,24 @@ class StateOnDisk:
         found = [(group, one) for group in optimizer.param_groups for one in group["params"] if id(one) in asked]
         paged = [_Paged(one, _kept_of(optimizer, group, one)) for group, one in found]
         self._paged = [one for one in paged if one.names]
-        self._itemsize = max((one.parameter.itemsize for one in self._paged), default=0)
-        self._most = max((len(one.names) for one in self._paged), default=0)
-        self._stride = self._most * PIECE * self._itemsize
+        itemsize = max((one.parameter.itemsize for one in self._paged), default=0)
+        most = max((len(one.names) for one in self._paged), default=0)
+        self._stride = most * PIECE * itemsize
         self._count = sum(len(one.starts) for one in self._paged)
+        self.nbytes = self._count * self._stride
+        """That a step reads, and writes: of one version."""
+        self.spared_bytes = sum((len(one.names) + 1) * one.parameter.nbytes for one in self._paged)
+        """Of memory: what is kept, and what torch makes to step a parameter whole."""
+        self.pieces_bytes = _IN_MEMORY * self._stride
+        """What pieces that come and go are in."""
+        self.step_bytes = (most + _OF_A_STEP) * PIECE * itemsize
+        """What a piece takes besides while it is stepped."""
         self._files: list[OpenFile] = []
         self._current: int | None = None  # None: nothing has been stepped, and nothing is there
         self._saved: int | None = None
         self._crcs: dict[int, list[int]] = {}
         self._half_done = False
         self._seen: object = None  # what the optimizer has in memory, as it was after the last step
-
-    # ---- what it takes ---------------------------------------------------------------------------------------
-
-    @property
-    def nbytes(self) -> int:
-        """That a step reads, and writes: of one version."""
-        return self._count * self._stride
-
-    @property
-    def spared_bytes(self) -> int:
-        """Of memory: what is kept, and what torch makes to step a parameter whole."""
-        return sum((len(one.names) + 1) * one.parameter.nbytes for one in self._paged)
-
-    @property
-    def pieces_bytes(self) -> int:
-        """What pieces that come and go are in."""
-        return _IN_MEMORY * self._stride
-
-    @property
-    def step_bytes(self) -> int:
-        """What a piece takes besides while it is stepped."""
-        return (self._most + _OF_A_STEP) * PIECE * self._itemsize
 
     # ---- files -----------------------------------------------------------------------------------------------
 

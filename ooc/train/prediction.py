@@ -91,6 +91,10 @@ class Predictions(ABC):
     what they are of."""
 
     called = "node"
+    id_type: np.dtype[Any] = np.dtype(np.int64)
+    """Of what rows of the table are called."""
+    shape: tuple[int, ...]
+    """Of the table of predictions."""
     _model_dtype: torch.dtype
     _prepared: Prepared
     _session: Session
@@ -98,10 +102,9 @@ class Predictions(ABC):
     def __init__(self, store: Store, limits: Limits, what: What) -> None:
         self._store, self._limits, self._what = store, limits, what
 
-    @property
-    @abstractmethod
-    def shape(self) -> tuple[int, ...]:
-        """Of the table of predictions."""
+    def _shape_of(self, rows: int, columns: int) -> tuple[int, ...]:
+        """Of a table of so many rows: of classes one number each."""
+        return (rows,) if self._what is What.LABELS and self._store.task is Task.CLASSES else (rows, columns)
 
     @property
     def taken(self) -> tuple[int, int, int]:
@@ -115,11 +118,6 @@ class Predictions(ABC):
         if self._what is What.LABELS:
             return np.dtype(np.int64 if self._store.task is Task.CLASSES else np.int8)
         return np.dtype(str(self._model_dtype).removeprefix("torch."))
-
-    @property
-    def id_type(self) -> np.dtype[Any]:
-        """Of what rows of the table are called."""
-        return np.dtype(np.int64)
 
     @property
     def columns(self) -> list[str]:
@@ -261,25 +259,13 @@ class Prediction(Predictions):
             extra_host_bytes=wanted.ids.nbytes + wanted.rows.nbytes + wanted.places.nbytes if wanted else 0,
             learnt=learnt,
         )
-        self._network, self._model_dtype = network, network.dtype
+        nodes_there = store.num_nodes if store.types is None or not self._type else store.types.nodes[self._type]
+        columns = network.layer(self._layer, self._type).columns
+        self.shape = self._shape_of(len(wanted.rows) if wanted else nodes_there, columns)
+        self.id_type, self._model_dtype = store.id_type_of(self._type), network.dtype
         self._prepared = job.ready()
         self.plan = self._prepared.plan
         self._session = Session(self._prepared, [model])
-
-    # ---- what comes out ------------------------------------------------------------------------------------
-
-    @property
-    def id_type(self) -> np.dtype[Any]:
-        return self._store.id_type_of(self._type)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        types = self._store.types
-        nodes = types.nodes[self._type] if types is not None and self._type else self._store.num_nodes
-        rows = nodes if self._wanted is None else len(self._wanted.rows)
-        if self._what is What.LABELS and self._store.task is Task.CLASSES:
-            return (rows,)
-        return (rows, self._network.layer(self._layer, self._type).columns)
 
     def _run(self, put: Callable[[Ids, AnyArray, AnyArray], None]) -> None:
         self._put = put

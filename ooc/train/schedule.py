@@ -42,11 +42,8 @@ class Schedules:
                 wanted = "max" if rising else "min"
                 raise ModelError(f"scheduler {name} has mode {scheduler.mode!r}, this metric needs mode={wanted!r}")
             _check_plain(name, scheduler.state_dict())
-
-    @property
-    def needs_scores(self) -> bool:
+        self.needs_scores = any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in self.all)
         """Whether one of them goes by the validation score."""
-        return any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in self.all)
 
     def step(self) -> None:
         """An epoch's optimizer step is done."""
@@ -131,8 +128,9 @@ class Averaging:
             if shared:
                 raise ModelError("the AveragedModel shares parameters with the model; make it as AveragedModel(model)")
         self._model = model
-        self._average = average
-        self._start = start
+        self._average, self._start = average, start
+        self.active = average is not None
+        """Whether there is an average that is not the model itself."""
 
     @property
     def nbytes(self) -> int:
@@ -141,11 +139,6 @@ class Averaging:
             return 0
         state: dict[str, torch.Tensor] = self._average.module.state_dict()
         return 2 * sum(tensor.nbytes for tensor in state.values())
-
-    @property
-    def active(self) -> bool:
-        """Whether there is an average that is not the model itself."""
-        return self._average is not None
 
     def update(self, epoch: int) -> None:
         """Take the weights after ``epoch`` (from 1) in."""

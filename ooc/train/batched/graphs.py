@@ -106,6 +106,8 @@ class GraphModel:
             ) from error
         self.result_columns = self._tried(model, name)
         self.outputs = self.result_columns[0]
+        self.looks_up = any(whole for _, _, whole in self._inputs)
+        """Whether what nodes have is given as whole numbers."""
 
     def __call__(self, model: nn.Module, batch: "Data", input_dropout: float = 0.0, *, every: bool = False) -> Tensor:
         """What ``model`` gives for a batch's graphs [g, C]; of several results the first, or ``every`` one side by
@@ -128,11 +130,6 @@ class GraphModel:
         always = {"x": x, "edge_index": batch.edge_index, "batch": batch.batch}
         by_name = {one: always[one] for one in self._by_name}
         return model(*(always[one] for one in self._by_place), **by_name, **given)
-
-    @property
-    def looks_up(self) -> bool:
-        """Whether what nodes have is given as whole numbers."""
-        return any(whole for _, _, whole in self._inputs)
 
     def made_up(self, most: Size, place: torch.device | None = None) -> "Data":
         """A batch of that size, of zeros; on the meta device of nothing."""
@@ -468,16 +465,11 @@ class GraphPrediction(Predictions):
         self._loader = GraphLoader(
             store, **bounds.of_loader(), input_graphs=graphs, memory=memory, _beside=beside, _listener=self._listener
         )
+        self.shape = self._shape_of(len(self._loader.graphs), self._runs.outputs)
 
     @property
     def taken(self) -> tuple[int, int, int]:
         return 0, self._loader.plan.nbytes, 0
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        rows = len(self._loader.graphs)
-        labels = self._what is What.LABELS and self._store.task is Task.CLASSES
-        return (rows,) if labels else (rows, self._runs.outputs)
 
     def _run(self, put: Callable[[Ints, AnyArray, AnyArray], None]) -> None:
         done, task = 0, reported(self._listener, "predicting", len(self._loader.graphs), "graphs")

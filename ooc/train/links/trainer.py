@@ -242,16 +242,12 @@ class PairScores(Predictions):
         rows_3E = Places(ends, resources.limits).rows("to score", pairs)
         given = (LinkMetric("mrr"), {"pairs": Ranked(rows_3E)}, ends, resources.spill_dir)
         self._scorer = LinkScorer(*given, self.dtype.name, reversible=not ends.edge_types)
-        self._pairs = rows_3E.shape[1]
+        self.shape = rows_3E.shape[1:]
         objective = LinkObjective(None, self._scorer, ends)
         savings, options = tuple(Saving), {"ignore_edge_data": ignore_edge_data, "scoring_only": True}
         job = objective.prepared(model, store, resources, savings=savings, learnt=learnt, **options)
         self._prepared = job.ready()
         self._session = Session(self._prepared, [model])
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self._pairs,)
 
     @property
     def columns(self) -> list[str]:
@@ -261,8 +257,8 @@ class PairScores(Predictions):
         session = self._started()
         self._scorer.attach(self._prepared)
         session.run("evaluate", "scoring")
-        for start in range(0, self._pairs, _PAIRS_AT_ONCE):
-            places = np.arange(start, min(start + _PAIRS_AT_ONCE, self._pairs))
+        for start in range(0, self.shape[0], _PAIRS_AT_ONCE):
+            places = np.arange(start, min(start + _PAIRS_AT_ONCE, self.shape[0]))
             put(places, self._scorer.given("pairs", places), places)
 
 
