@@ -223,7 +223,7 @@ class TrainingLinks:
         offsets = made("indptr", ends.heads + 1, np.int64)
         offsets.put(0, self._first * (1 + negatives))
         self._indices, self._labels = made("indices", total, index), made("edge_weight", total, np.float32)
-        self._most = int(np.diff(self._first).max()) * (1 + negatives)
+        most = int(np.diff(self._first).max()) * (1 + negatives)
         arrays, self._numbers = [offsets, self._indices, self._labels], None
         if ends.relations:
             arrays.append(numbers := made("edge_features", total, np.float32))
@@ -237,17 +237,13 @@ class TrainingLinks:
             self._reversed = made("indices", int(stops[-1]), index)
             self._at_once = max(1, _LINKS_AT_ONCE * nodes // int(stops[-1]))
             starts = np.append(stops[:: self._at_once], stops[-1])
-            self._most = max(self._most, int(np.diff(starts).max()))
+            most = max(most, int(np.diff(starts).max()))
             arrays += [self._reversed_offsets, self._reversed]
         self.arrays: dict[str, LinkArray] = {array.name: array for array in arrays}
-        self._all = max(array.shape[0] for array in arrays)
-
-    @property
-    def nbytes(self) -> int:
-        """Of host memory, from the first step to the last."""
-        at_once = min(max(_LINKS_AT_ONCE, self._most), self._all)
+        at_once = min(max(_LINKS_AT_ONCE, most), max(array.shape[0] for array in arrays))
         of_known = 0 if self._known is None else KNOWN_BYTES + KNOWN_BYTES_PER_PAIR * at_once
-        return int(self._first.nbytes) + _BYTES_AT_ONCE * at_once + of_known
+        self.nbytes = int(self._first.nbytes) + _BYTES_AT_ONCE * at_once + of_known
+        """Of host memory, from the first step to the last."""
 
     def draw(self, epoch: int, step: int, steps: int, *, both_ways: bool) -> int:
         """Write the links of a step, with ``both_ways`` by their tails, too; returns how many there are, negatives

@@ -37,13 +37,20 @@ KNOWN_BYTES = 1 << 21
 KNOWN_BYTES_PER_PAIR = 40
 
 
-@dataclass(frozen=True, slots=True)
 class Ends:
     """Heads and tails of the links of a ``store``, in a graph with types those of edges of ``edge_types``, each with a
-    number."""
+    number. There are so many nodes that may be ``heads``, or ``tails``."""
 
-    store: Store
-    edge_types: tuple[EdgeType, ...] = ()
+    def __init__(self, store: Store, edge_types: tuple[EdgeType, ...] = ()) -> None:
+        self.store, self.edge_types = store, edge_types
+        self.types = tuple(dict.fromkeys(end for one in edge_types[:1] for end in (one.source, one.target)))
+        """The types of nodes of heads and of tails, one where both are the same; nothing where there is but one."""
+        self.relations = len(edge_types) if len(edge_types) > 1 else 0
+        """How many types of edges links tell apart by their numbers; 0 where they are of one."""
+        kinds = self.types or ("",)
+        self.heads, self.tails = store.node_counts[kinds[0]], store.node_counts[kinds[-1]]
+        self.within_a_type = len(self.types) < 2
+        """Whether heads and tails are the same nodes."""
 
     @classmethod
     def of(cls, store: Store, edge_type: Sequence[str] | None) -> "Ends":
@@ -64,31 +71,6 @@ class Ends:
         return cls(store, (EdgeType(*edge_type),))
 
     @property
-    def types(self) -> tuple[str, ...]:
-        """The types of nodes of heads and of tails, one where both are the same; nothing where there is but one."""
-        return tuple(dict.fromkeys(end for one in self.edge_types[:1] for end in (one.source, one.target)))
-
-    @property
-    def relations(self) -> int:
-        """How many types of edges links tell apart by their numbers; 0 where they are of one."""
-        return len(self.edge_types) if len(self.edge_types) > 1 else 0
-
-    @property
-    def heads(self) -> int:
-        """Nodes that may be heads."""
-        return self._count(0)
-
-    @property
-    def tails(self) -> int:
-        """Nodes that may be tails."""
-        return self._count(-1)
-
-    @property
-    def within_a_type(self) -> bool:
-        """Whether heads and tails are the same nodes."""
-        return len(self.types) < 2
-
-    @property
     def sides(self) -> list[str | None]:
         """The topologies of the store from heads to tails, by number; None where it has no edges of that type."""
         types = self.store.types
@@ -98,11 +80,7 @@ class Ends:
 
     def ids(self, end: int) -> AnyArray:
         """What the source calls heads (0) or tails (-1), in the store's rows."""
-        return self.store.read_ids(0, self._count(end), self.types[end] if self.types else "")
-
-    def _count(self, end: int) -> int:
-        types = self.store.types
-        return self.store.num_nodes if types is None else types.nodes[self.types[end]]
+        return self.store.read_ids(0, self.tails if end else self.heads, self.types[end] if self.types else "")
 
 
 class Places:
