@@ -95,12 +95,16 @@ class Predictions(ABC):
     """Of what rows of the table are called."""
     shape: tuple[int, ...]
     """Of the table of predictions."""
-    _model_dtype: torch.dtype
     _prepared: Prepared
     _session: Session
 
-    def __init__(self, store: Store, limits: Limits, what: What) -> None:
+    def __init__(self, store: Store, limits: Limits, what: What, dtype: torch.dtype) -> None:
+        """``dtype``: of what the model gives."""
         self._store, self._limits, self._what = store, limits, what
+        self.dtype: np.dtype[np.generic] = np.dtype(str(dtype).removeprefix("torch."))
+        """Of the table of predictions."""
+        if what is What.LABELS:
+            self.dtype = np.dtype(np.int64 if store.task is Task.CLASSES else np.int8)
 
     def _shape_of(self, rows: int, columns: int) -> tuple[int, ...]:
         """Of a table of so many rows: of classes one number each."""
@@ -111,13 +115,6 @@ class Predictions(ABC):
         """The most bytes that it takes of the device, the host and the disk."""
         plan = self._prepared.plan
         return plan.device_peak_bytes, plan.host_peak_bytes, plan.spill_bytes
-
-    @property
-    def dtype(self) -> np.dtype[np.generic]:
-        """Of the table of predictions."""
-        if self._what is What.LABELS:
-            return np.dtype(np.int64 if self._store.task is Task.CLASSES else np.int8)
-        return np.dtype(str(self._model_dtype).removeprefix("torch."))
 
     @property
     def columns(self) -> list[str]:
@@ -197,7 +194,7 @@ class Prediction(Predictions):
         learnt: LearntRows | None = None,
     ) -> None:
         store.check_one_graph("prediction by the full graph", takes_types=True)
-        super().__init__(store, resources.limits, What.of(what, store.task))
+        super().__init__(store, resources.limits, What.of(what, store.task), dtype := dtype_of(model))
         check_types(store, resources)
         of_links = isinstance(model, LinkPredictor)
         of_encoder = of_links and layer is None and store.types is not None
@@ -220,7 +217,6 @@ class Prediction(Predictions):
                 which = f"those that were trained (layer 0), of all nodes of a type{of}"
                 raise OptionError(f"{store.path} has several types of nodes or edges: embeddings are {which}")
         self._wanted = wanted = None if nodes is None else _find(store, nodes, self._limits)
-        dtype = dtype_of(model)
         if isinstance(model, LinkPredictor):
             if self._what is not What.EMBEDDINGS:
                 raise OptionError(f"a model of links has embeddings of nodes, no {what}; predict embeddings")
@@ -262,7 +258,7 @@ class Prediction(Predictions):
         nodes_there = store.num_nodes if store.types is None or not self._type else store.types.nodes[self._type]
         columns = network.layer(self._layer, self._type).columns
         self.shape = self._shape_of(len(wanted.rows) if wanted else nodes_there, columns)
-        self.id_type, self._model_dtype = store.id_type_of(self._type), network.dtype
+        self.id_type = store.id_type_of(self._type)
         self._prepared = job.ready()
         self.plan = self._prepared.plan
         self._session = Session(self._prepared, [model])

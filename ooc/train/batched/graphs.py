@@ -457,9 +457,9 @@ class GraphPrediction(Predictions):
     ) -> None:
         if what not in (What.LOGITS.value, What.LABELS.value):
             raise OptionError(f"of graphs logits and labels can be predicted, not {what!r}")
-        super().__init__(store, resources.limits, What.of(what, store.task))
         self._runs = GraphModel(model, store, **bounds.made, ignore_edge_data=ignore_edge_data)
-        self._model, self._model_dtype, self._listener = model, self._runs.dtype, resources.listener
+        super().__init__(store, resources.limits, What.of(what, store.task), self._runs.dtype)
+        self._model, self._listener = model, resources.listener
         memory = resources.limits.memory_bytes
         beside = lambda most, left: self._runs.forward_bytes(model, most)  # noqa: E731
         self._loader = GraphLoader(
