@@ -123,6 +123,8 @@ class LearntRows:
         self._best: dict[str, int] = {}
         kind, where = str(dtype).removeprefix("torch."), Path() if folder is None else folder
         self._spaces = {embedding_name(space): space for space in self.widths}
+        self.spaces = tuple(self.widths)
+        """The types of nodes that have rows."""
         self.arrays: dict[str, VersionedArray] = {}
         for rows, space in self._spaces.items():
             for name in (rows, *(f"{rows}.{state}" for state in embedding.optimizer.states)):
@@ -152,12 +154,7 @@ class LearntRows:
         kept = {name: space for name, space in self._spaces.items() if space in spaces}
         of_kept = [*kept, *(f"{name}.{state}" for name in kept for state in self.embedding.optimizer.states)]
         self.arrays = {name: array for name, array in self.arrays.items() if name in of_kept}
-        self._spaces = kept
-
-    @property
-    def spaces(self) -> tuple[str, ...]:
-        """The types of nodes that have rows."""
-        return tuple(self._spaces.values())
+        self._spaces, self.spaces = kept, tuple(kept.values())
 
     # ---- files -------------------------------------------------------------------------------------------------
 

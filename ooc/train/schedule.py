@@ -131,14 +131,9 @@ class Averaging:
         self._average, self._start = average, start
         self.active = average is not None
         """Whether there is an average that is not the model itself."""
-
-    @property
-    def nbytes(self) -> int:
+        state: dict[str, torch.Tensor] = {} if average is None else average.module.state_dict()
+        self.nbytes = 2 * sum(tensor.nbytes for tensor in state.values())
         """Bytes of the average, and of the model's own weights put aside while it is scored."""
-        if self._average is None:
-            return 0
-        state: dict[str, torch.Tensor] = self._average.module.state_dict()
-        return 2 * sum(tensor.nbytes for tensor in state.values())
 
     def update(self, epoch: int) -> None:
         """Take the weights after ``epoch`` (from 1) in."""

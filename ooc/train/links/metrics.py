@@ -166,10 +166,6 @@ class LinkScorer:
         if reversible:
             self._reversed = ReversedLinks(folder, Direction.SCORED_LINKS_REVERSED, made["indices"], ends.tails)
             self.arrays |= self._reversed.arrays
-
-    @property
-    def nbytes(self) -> int:
-        """Of host memory, from the first epoch to the last."""
         ranking = RANKING_BYTES if self._metric.of_all else 3 * self._scores.itemsize
         shared = sum(len(starts) for (split, _), starts in self._starts.items() if not self._each[split])
         ranked = len(self._scores) if self._metric.of_all else shared
@@ -178,7 +174,8 @@ class LinkScorer:
         )
         held = sum(starts.nbytes for starts in self._starts.values()) + self._scores.nbytes
         reversing = 0 if self._reversed is None else self._reversed.nbytes
-        return held + max(ranked * ranking + 16 * max(at_once, default=0), reversing)
+        self.nbytes = held + max(ranked * ranking + 16 * max(at_once, default=0), reversing)
+        """Of host memory, from the first epoch to the last."""
 
     def attach(self, prepared: Prepared) -> None:
         """Have what is run in evaluation put its scores here, and find the links by their tails where it wants them."""
