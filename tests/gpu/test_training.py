@@ -37,7 +37,7 @@ from tests.exactness.reference import CustomCase, Epoch, ModelCase, Reference, d
 from tests.exactness.test_edge_features import Gines, Transformers
 from tests.exactness.test_inner_dropout import Among
 from tests.examples import thorough
-from tests.gpu.device import DEVICE, cut, launch
+from tests.gpu.device import DEVICE, launch
 from tests.graphs import GraphCase, random_data
 
 pytestmark = pytest.mark.gpu
@@ -180,9 +180,8 @@ def test_losses_and_gradients_are_pygs(
 
 def cut_every(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """Let parts of rows be of so many edges at most."""
-    monkeypatch.setattr(launch, "cut", lambda tile: cut(tile, most))
     monkeypatch.setattr(graph, "long_parts", partial(long_parts, most=most))
-    for module in (memory, pull_run):
+    for module in (launch, memory, pull_run):
         monkeypatch.setattr(module, "EDGES_PER_SEGMENT", most)
 
 
