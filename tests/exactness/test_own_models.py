@@ -292,6 +292,9 @@ class Making(nn.Module):
         total = self.cell(self.first(x, edge_index), self.given["state"].expand(rows, -1)) + total
         total = self.norm(total * self.given.factor.repeat(rows, 1)) * torch.ones(size=(rows, 1), dtype=x.dtype)
         total = total * x.new_full((H,), 2.0) + total.new_ones(1, H) * x.new_zeros(rows, 1)
+        total = torch.column_stack(torch.hsplit(total, 2)) / (1 + torch.linalg.norm(total, dim=1, keepdim=True))
+        total = F.pad(total.tensor_split(2, dim=1)[0], (H // 2, 0)) + abs(total.median(1, keepdim=True).values % 1.0)
+        total = total * torch.all(total > -1, dim=1, keepdim=True)
         together = self.encoder(torch.stack(tensors=[total, total.roll(1, 1)], dim=1)).mean(1)
         alike = F.cosine_similarity(total, together, dim=-1)[:, None]
         planes = self.plane(together.unflatten(1, (1, 2, H // 2))).flatten(1).narrow(1, 1, H)
@@ -767,6 +770,11 @@ REFUSED: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any], tuple[
         lambda f, c: Between(f, c, lambda x: x + torch.full((x.size(0), 1), x.size(0), dtype=x.dtype)),
         {"edge_features": K},
         ("full looks across rows",),
+    ),
+    "a row more": (
+        lambda f, c: Between(f, c, lambda x: F.pad(x, (0, 0, 0, 1))[:-1]),
+        {"edge_features": K},
+        ("pad looks across rows",),
     ),
     "half as many rows": (
         lambda f, c: Between(f, c, lambda x: x * torch.ones(x.size(0) // 2, dtype=x.dtype).sum()),

@@ -26,14 +26,15 @@ _TORCH_NAMES = (
     "cumsum cumprod flip topk sort var std prod nan_to_num sinh cosh tan log2 log10 floor ceil round "
     "acos asin atan2 hypot erfc fmod remainder addcmul addcdiv clamp_min clamp_max roll diff narrow select tile "
     "repeat_interleave movedim swapaxes gather scatter scatter_add index_select take_along_dim "
-    "tensordot dot mv addmm clone detach"
+    "tensordot dot mv addmm clone detach concatenate column_stack tensor_split hsplit median kthvalue sinc trunc frac "
+    "inner any all"
 )
 _FUNCTIONAL_NAMES = (
     "relu elu leaky_relu gelu glu silu tanh sigmoid softplus softsign softshrink hardshrink tanhshrink hardswish "
     "hardsigmoid logsigmoid selu celu relu6 hardtanh mish prelu softmax log_softmax layer_norm rms_norm "
-    "normalize linear group_norm conv1d softmin one_hot threshold cosine_similarity pairwise_distance"
+    "normalize linear group_norm conv1d softmin one_hot threshold cosine_similarity pairwise_distance pad"
 )
-_OPERATOR_NAMES = "add sub mul truediv neg pow matmul getitem gt lt ge le eq ne and_ or_ xor invert"
+_OPERATOR_NAMES = "add sub mul truediv mod neg abs pow matmul getitem gt lt ge le eq ne and_ or_ xor invert"
 ROWWISE_MODULES: tuple[type[nn.Module], ...] = tuple(getattr(nn, name) for name in _MODULE_NAMES.split())
 OF_SEVERAL: tuple[type[nn.Module], ...] = (
     *(nn.Bilinear, nn.GRUCell, nn.LSTMCell, nn.RNNCell),
@@ -56,6 +57,7 @@ ROWWISE_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
         *(getattr(operator, name) for name in _OPERATOR_NAMES.split()),
         *(getattr(torch, name) for name in _TORCH_NAMES.split() if hasattr(torch, name)),
         *(torch.zeros, torch.ones, torch.full),  # of so many rows
+        *(torch.linalg.norm, torch.linalg.vector_norm),
         assigned,
         *(getattr(F, name) for name in _FUNCTIONAL_NAMES.split()),
     ]
@@ -65,11 +67,12 @@ ROWWISE_METHODS = frozenset(
     "expand_as repeat __and__ __or__ __xor__".split()
 )
 _TRUTH_NAMES = (
-    "gt lt ge le eq ne logical_and logical_or logical_not isnan isfinite and_ or_ xor invert __and__ __or__ __xor__"
+    "gt lt ge le eq ne logical_and logical_or logical_not isnan isfinite any all and_ or_ xor invert __and__ __or__ "
+    "__xor__"
 )
 OF_OTHER_SHAPES = frozenset(
-    f"{_TRUTH_NAMES} chunk split unbind max min topk sort one_hot t transpose permute movedim swapaxes getattr "
-    "einsum".split()
+    f"{_TRUTH_NAMES} chunk split tensor_split hsplit unbind max min median kthvalue topk sort one_hot t transpose "
+    "permute movedim swapaxes getattr einsum".split()
 )
 """By name, those that may give several results, or truths: parts of what is computed of them; or rows in another
 dimension."""
@@ -102,8 +105,8 @@ IN_PLACE: dict[object, Any] = {
 }
 """What writes into its first operand, and what gives the same without."""
 _VIEW_NAMES = (
-    "view reshape flatten unflatten unsqueeze squeeze chunk split unbind transpose permute t detach contiguous type_as "
-    "einsum narrow select movedim swapaxes expand expand_as"
+    "view reshape flatten unflatten unsqueeze squeeze chunk split tensor_split hsplit unbind transpose permute t "
+    "detach contiguous type_as einsum narrow select movedim swapaxes expand expand_as"
 )
 VIEWS: frozenset[object] = frozenset(
     [
