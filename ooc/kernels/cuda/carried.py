@@ -17,26 +17,22 @@ class Carried:
     def __init__(self) -> None:
         self._sums: list[Tensor] = []
         self._launch = self._turn = 0
-        self._before: Tensor | None = None
+        self.before: Tensor | None = None
+        """The last neighbour before this piece and how many edges led to it [1, 2]; None where a row begins with it."""
         self._last: Tensor | None = None
 
     def begin(self, indices_E: Tensor, *, goes_on: bool, left_open: int) -> None:
         """A piece's edges are about to be pulled. ``goes_on``: its first row has begun before; ``left_open``: how many
         of its last edges are of a row that goes on behind them."""
         self._launch, self._turn = 0, 1 - self._turn
-        self._before, self._last = self._last if goes_on else None, None
+        self.before, self._last = self._last if goes_on else None, None
         if not left_open:
             return
         last, edges_E = indices_E[-1:], indices_E[len(indices_E) - left_open :]
         count = (edges_E == last).sum(dtype=last.dtype).view(1)
-        if self._before is not None and left_open == len(indices_E):
-            count = torch.where(self._before[:, 0] == last, count + self._before[:, 1], count)
+        if self.before is not None and left_open == len(indices_E):
+            count = torch.where(self.before[:, 0] == last, count + self.before[:, 1], count)
         self._last = torch.stack((last, count), dim=1)
-
-    @property
-    def before(self) -> Tensor | None:
-        """The last neighbour before this piece and how many edges led to it [1, 2]; None where a row begins with it."""
-        return self._before
 
     def sums(self, workspace_PS: Tensor) -> tuple[Tensor, Tensor]:
         """For the next launch that adds up parts like those: what they have come to, and where it is kept what they
