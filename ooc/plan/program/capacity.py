@@ -101,13 +101,6 @@ class Limits:
         """Both budgets together, which only mean something together where they are of one memory."""
         return self.device_bytes + self.host_bytes
 
-    def divided(self, least_device_bytes: int, least_host_bytes: int) -> tuple[int, int]:
-        """The two budgets, each with what it cannot do without where they are of one memory that has room for both."""
-        if not self.one_memory:
-            return self.device_bytes, self.host_bytes
-        host = max(least_host_bytes, min(self.host_bytes, self.memory_bytes - least_device_bytes))
-        return self.memory_bytes - host, host
-
 
 class Capacity:
     """What ``limits`` leave for the arenas of layouts of ``workload``.
@@ -132,8 +125,12 @@ class Capacity:
         return device if self.has_tiers else device + host
 
     def budgets(self, layout: Layout) -> tuple[int, int]:
-        """The budgets of device and host as ``layout`` needs them."""
-        return self.limits.divided(self._beside_device(layout), self.host_bytes(layout))
+        """The budgets of device and host; of one memory that has room for both, each with what ``layout`` cannot do
+        without there."""
+        limits, host = self.limits, self.limits.host_bytes
+        if limits.one_memory:
+            host = max(self.host_bytes(layout), min(host, limits.memory_bytes - self._beside_device(layout)))
+        return limits.memory_bytes - host, host
 
     def frames(self, layout: Layout) -> int:
         """Frames of that arena: all that the budgets allow, but no more than there can ever be blocks for beside those
