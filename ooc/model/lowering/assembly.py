@@ -139,6 +139,9 @@ class Assembly:
     self-loops, ``calls`` what the model and modules within convolutions are found to call, ``traced`` the model's
     calls, what each stands for, and the tensors that its forward makes."""
 
+    lower_as_it_is: Callable[..., Value]
+    """What a module without a formula gives; set by who traces a model."""
+
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.sites = 0

@@ -360,9 +360,7 @@ class Interpreter:
     def _results(self, node: fx.Node, module: nn.Module, where: str, args: Sequence[Any], kwargs: Known) -> Any:
         """What a convolution without a formula gives, or another module that looks at edges; where these are several
         results, those that are asked for, by number or name. They are computed side by side, with one dropout."""
-        from ooc.model.lowering.opened import lower_as_it_is  # which interprets what such a module calls
-
-        lower = partial(lower_as_it_is, module, self._assembly, where, args, kwargs)
+        lower = partial(self._assembly.lower_as_it_is, module, self._assembly, where, args, kwargs)
         users = [user for user in node.users if user.users]
         asked = [(user.args[1] if user.target is operator.getitem else None, user) for user in users]
         if not asked or not all(type(key) in (int, str) for key, _ in asked):

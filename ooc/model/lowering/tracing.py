@@ -25,6 +25,7 @@ from ooc.errors import ModelError, OocError
 from ooc.model.layers.layer import ARGUMENTS, EdgeInput, EdgeKinds, Graph
 from ooc.model.lowering.assembly import Assembly, Inputs, Results, Setting, first_line
 from ooc.model.lowering.interpreter import Interpreter, placed, reason_of
+from ooc.model.lowering.opened import lower_as_it_is
 from ooc.model.lowering.symbolic import (
     calls_of,
     place_in_model,
@@ -152,7 +153,7 @@ def initialize(model: nn.Module, setting: Setting) -> None:
 @_alone()
 def trace(model: nn.Module, assembly: Assembly) -> Value:
     """The output of ``model`` as a value; ModelError says what is in the way."""
-    setting = assembly.setting
+    setting, assembly.lower_as_it_is = assembly.setting, lower_as_it_is
     kind, types, columns = type(model).__name__, setting.types, setting.in_columns
     way = _way_of(model, setting)
     spaces = () if types is None else setting.outputs_of or (types.labelled,)
