@@ -53,7 +53,7 @@ class OneArray:
     def open(self, first: int, last: int) -> None:
         self.opened = range(first, last)
 
-    def take(self, first: int, last: int) -> Tensor:
+    def tile(self, first: int, last: int) -> Tensor:
         assert self.opened.start <= first <= last <= self.opened.stop
         return self.values_EC[first:last]
 
@@ -75,7 +75,7 @@ def pieces(tile: TileEdges, edges: int, most: int = MOST, checks: DeferredChecks
     )
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(pull_run, "EDGES_PER_SEGMENT", most)
-        patched.setattr(pull_run, "Edges", lambda array, _: OneArray(array))
+        patched.setattr(pull_run, "Input", lambda array, *_, **__: OneArray(array))
         sweep = EdgeSweep(runtime, Pull("x", "p", Direction.IN, edge_data=data))
         for first in range(0, len(tile.indices_E), edges):
             step = Step(0, 0, 0, tile.rows, range(first, min(first + edges, len(tile.indices_E))))
