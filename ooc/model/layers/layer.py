@@ -376,7 +376,8 @@ def layer_of(
             matrices[name] = value
         elif are_ends(value):
             source, target = value
-            ends[name] = (name, name) if source is target else _names_of_ends(name, value)
+            first, second = (None if one is None else f"{name}.{end}" for end, one in enumerate(value))
+            ends[name] = (name, name) if source is target else (first, second)
             matrices |= {one: rows for one, rows in zip(ends[name], value, strict=True) if one is not None}
     rows = {name: value.rows if isinstance(value, Codes) else value for name, value in matrices.items()}
     edges = {name: value for name, value in given.items() if isinstance(value, Graph)}
@@ -423,11 +424,6 @@ def are_ends(value: Any) -> bool:
     """Whether it is rows of sources and rows of targets, of which one may lack."""
     is_pair = isinstance(value, (tuple, list)) and len(value) == 2
     return is_pair and all(one is None or isinstance(one, _ROWS) for one in value) and any(value)
-
-
-def _names_of_ends(name: str, value: Sequence[Any]) -> tuple[str | None, str | None]:
-    source, target = (None if one is None else f"{name}.{end}" for end, one in enumerate(value))
-    return source, target
 
 
 def _own_rows(layer: Layer, rows: Mapping[str, Value]) -> tuple[str, ...]:

@@ -179,12 +179,6 @@ class Opaque(EdgeAggregate):
         """Whether a row's edges are taken in pieces, where there are many."""
         return bool(self.probed.calls)
 
-    def piece_edges(self, run_edges: int) -> int:
-        """Of a piece of a row, which takes no more than so many edges of whole rows."""
-        taken, itemsize = self.probed, self.probed.itemsize
-        of_edge = self._of_edge(taken.edge_bytes + taken.node_bytes, itemsize)
-        return max(1, run_edges * of_edge // max(of_edge, self._of_edge(taken.piece_bytes, itemsize)))
-
     def edges_at_once(self, *, on_device: bool) -> int:
         """Of a run: no budget's affair."""
         of_edge = self.temporaries(self.probed.itemsize)[1]
@@ -256,7 +250,10 @@ class Opaque(EdgeAggregate):
         row."""
         place, module = tile.indices_E.device, self._own_module()
         most = min(edges_at_once(place), self.edges_at_once(on_device=place.type != "cpu"))
-        piece = self.piece_edges(most)
+        taken, itemsize = self.probed, self.probed.itemsize
+        of_edge = self._of_edge(taken.edge_bytes + taken.node_bytes, itemsize)
+        # A piece of a row takes no more than so many edges of whole rows.
+        piece = max(1, most * of_edge // max(of_edge, self._of_edge(taken.piece_bytes, itemsize)))
         running = partial(self._running, key)
         for run in runs(tile, most, pads=bool(self.probed.padding_bytes)):
             row = present(run, len(source)) if self.splits_rows and run.indices_E.shape[0] > most else None

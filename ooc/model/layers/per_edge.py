@@ -156,7 +156,7 @@ class EdgeAggregate(Aggregate):
         features = torch.zeros(0, self.edge_features, dtype=dtype) if self.edge_features else None
         nothing, offsets = torch.zeros(0, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
         tile, groups = TileEdges(nothing, offsets, 0, 1, features_EK=features), range(self.groups)
-        widths = self.source.columns, self.target_width
+        widths = self.source.columns, 0 if self.target is None else self.target.columns
         pulled = kept if self.takes_narrow and dtype == torch.float32 else dtype
         source, target = (torch.zeros(1, columns, dtype=dtype) for columns in widths)
         found = self.forward(key, tile, source.to(pulled), target, groups)
@@ -166,11 +166,6 @@ class EdgeAggregate(Aggregate):
             self.backward_sources(key, tile, upstream.to(pulled), source, groups)
             if self.pulls_targets:
                 self.backward_targets(key, tile, source.to(pulled), upstream, groups)
-
-    @property
-    def target_width(self) -> int:
-        """Columns of the rows that targets bring."""
-        return 0 if self.target is None else self.target.columns
 
     @property
     def pulled_target_columns(self) -> int:
