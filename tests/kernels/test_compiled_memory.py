@@ -135,6 +135,10 @@ def rows(columns: int) -> Tensor:
     return torch.randn(ROWS, columns, generator=torch.Generator().manual_seed(columns))
 
 
+def target_rows(aggregate: EdgeAggregate) -> Tensor:
+    return rows(0 if aggregate.target is None else aggregate.target.columns)
+
+
 @pytest.mark.parametrize(
     ("hub", "degree"), thorough(product([False, True], [0, 20, 250]), (True, 0), (True, 20), (False, 250))
 )
@@ -142,7 +146,7 @@ def rows(columns: int) -> Tensor:
 def test_what_loops_take(name: str, degree: int, hub: bool) -> None:
     aggregate, edges = AGGREGATES[name](), tile(degree, hub=hub)
     source, dp = rows(aggregate.source.columns), rows(aggregate.upstream_columns)
-    target, groups = rows(aggregate.target_width), range(aggregate.groups)
+    target, groups = target_rows(aggregate), range(aggregate.groups)
     calls = {
         Pulling.FORWARD: lambda: aggregate.forward(Key(), edges, source, target, groups),
         Pulling.SOURCES: lambda: aggregate.backward_sources(Key(), edges, dp, source, groups),
@@ -174,7 +178,7 @@ def test_features_in_half_the_bytes_are_converted(name: str) -> None:
     aggregate, edges = AGGREGATES[name](), tile(20, hub=False)
     assert edges.features_EK is not None
     half = torch.randn(edges.features_EK.shape, generator=torch.Generator().manual_seed(1)).half()
-    source, target, groups = rows(aggregate.source.columns), rows(aggregate.target_width), range(aggregate.groups)
+    source, target, groups = rows(aggregate.source.columns), target_rows(aggregate), range(aggregate.groups)
     found = [
         aggregate.forward(Key(), replace(edges, features_EK=features), source, target, groups)
         for features in (half, half.float())
