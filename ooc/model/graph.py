@@ -176,7 +176,7 @@ class RowScaling:
         """[R, 1] factors after the sum for rows from ``start`` on, where these are; ``None`` for a plain sum."""
         if self.scale_N1 is None:
             return None
-        return self.scale_N1[start : start + len(rows_RC)].to(rows_RC.device, non_blocking=True)
+        return self.scale_N1[start : start + rows_RC.shape[0]].to(rows_RC.device, non_blocking=True)
 
 
 _PLAIN = RowScaling()

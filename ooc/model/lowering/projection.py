@@ -194,10 +194,10 @@ class Made:
 
     def gradients(self, weight: Tensor, bias: Tensor | None) -> list[tuple[Summed, Tensor]]:
         """What a tile adds, with what it is to be added to."""
-        made = self.sums or self._weights()
-        pairs = [(made[0], weight), (made[1], bias)]
-        pairs = [(sums, part) for sums, part in pairs if not isinstance(sums, nn.Parameter) or sums.requires_grad]
-        return [(sums, part) for sums, part in pairs if sums is not None and part is not None]
+        made: tuple[Any, ...] = self.sums or self._weights()  # parameters, where nothing is made
+        pairs = zip(made, (weight, bias), strict=True)
+        found = [(sums, part) for sums, part in pairs if sums is not None and part is not None]
+        return found if self.sums else [(parameter, part) for parameter, part in found if parameter.requires_grad]
 
     def begin(self) -> None:
         """No tile has added anything."""

@@ -52,8 +52,8 @@ class Grid:
 
     def blocks_with(self, rows: range) -> range:
         """The row blocks that have some of ``rows``, which may go on behind the last."""
-        rows = range(self.rows)[rows.start : rows.stop]
-        return range(rows.start // self.block_rows, -(-rows.stop // self.block_rows)) if rows else range(0)
+        stop = min(rows.stop, self.rows)
+        return range(rows.start // self.block_rows, -(-stop // self.block_rows)) if stop > rows.start else range(0)
 
     def part(self, block: int, rows: range) -> range:
         """The rows of row block ``block`` that are among ``rows``, counted from its first."""
