@@ -143,11 +143,13 @@ ToldSize.__round__ = _counted(round, is_count=False)  # type: ignore[method-assi
 
 @contextmanager
 def logarithms_told() -> Iterator[None]:
-    """Within, Python's logarithms take sizes as they are told, by whatever name modules know them. To look through all
-    modules takes milliseconds, so once for all tellings."""
+    """Within, Python's logarithms take sizes as they are told, by whatever name modules know them, but for torch's. To
+    look through all takes milliseconds, so once for all tellings."""
     found = []
     try:
-        for module in [*sys.modules.values()]:
+        for path, module in [*sys.modules.items()]:
+            if path.startswith("torch."):
+                continue
             has = getattr(module, "__dict__", _NOTHING).get
             for name, function in _LOGARITHMS:
                 if has(name) is function:

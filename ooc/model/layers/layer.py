@@ -31,6 +31,8 @@ from ooc.storage.types import EdgeType
 
 _PLAIN = (bool, int, float, str, torch.dtype)
 _ROWS = (Value, Codes)
+_HOOKS = (dict, OrderedDict)
+"""Of which types a module's hooks are, by module."""
 _NOT_FLIPPED = (
     "edges the other way round are supported for sums, means and GCN's sums, all without weights, and for layers that "
     "run as they are"
@@ -501,8 +503,14 @@ def inspectors(module: nn.Module) -> dict[int, Any]:
 
 def computed(module: nn.Module) -> dict[int, Tensor]:
     """By id, for copies: what calls have left in ``module``, which cannot be copied with what it was computed of."""
-    leaves = (leaf for part in module.modules() for leaf in tree_leaves(vars(part)))
+    kept = (value for part in module.modules() for value in vars(part).values() if not _is_nothing(value))
+    leaves = (leaf for value in kept for leaf in tree_leaves(value))
     return {id(leaf): leaf.detach() for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_leaf}
+
+
+def _is_nothing(value: object) -> bool:
+    """Whether no tensor is in it: most of what a module has are hooks that there are not, and options."""
+    return not value if type(value) in _HOOKS else value is None or isinstance(value, (bool, int, float, str))
 
 
 @contextmanager
@@ -527,7 +535,7 @@ def sharing(module: nn.Module, where: str) -> nn.Module:
         raise ModelError(f"{where} has a scripted part, whose copies have parameters of their own; leave out torch.jit")
     for part in module.modules():
         for value in vars(part).values():
-            if type(value) in (dict, OrderedDict) and not value:  # of hooks: deepcopy takes long for each
+            if type(value) in _HOOKS and not value:  # deepcopy takes long for each
                 known[id(value)] = type(value)()
     try:
         copied = copy.deepcopy(module, known)

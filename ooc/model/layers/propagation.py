@@ -15,7 +15,7 @@ Shapes: S nodes of the graph around some rows.
 import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,10 @@ class OfEdges:
     target: Any
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Itself: nobody changes it, and copies of layers have the same steps."""
+        return self
 
     def part(self, key: int | str) -> "OfEdges":
         """One of several results."""

@@ -616,6 +616,8 @@ class _Tracer(fx.Tracer):
 
     def _sample(self, node: fx.Node) -> Any:
         """What ``node`` is for the inputs that are tried."""
+        if node in self._samples:
+            return self._samples[node]
         needed, waiting = set[fx.Node](), [node]
         while waiting:
             one = waiting.pop()
