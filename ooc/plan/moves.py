@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a search can begin, and the single steps that lead from one choice to others, in the order they are tried."""
+"""Where the planner's search begins, and the moves that lead from one choice to its neighbours, in the order they are
+tried."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,38 +18,41 @@ from ooc.plan.problem import WHOLE, Problem
 from ooc.plan.program.capacity import ExchangeForm
 
 BLOCK_BYTES = 4 << 20
-"""The largest block: large enough for the disk's full rate, small enough to keep several."""
+"""The largest block where the CPU computes: large enough to read at the disk's full rate, small enough to hold
+several."""
 BLOCK_BYTES_OF_TIERS = 64 << 20
-"""The same where a device has memory of its own: a step there must be long beside what it costs to start one."""
+"""The largest block where a device has memory of its own. A step there must last long beside the time it takes to
+launch."""
 FEW_STEPS = 4096
-"""Steps of a row pass beyond which blocks grow with the matrix, whatever their size: planning takes time by the block,
-and what it unrolls memory. Where nothing else fits, blocks are lower again."""
+"""Steps of a row pass beyond which blocks grow with the matrix, whatever their size in bytes: planning time and the
+length of the program both go by the number of blocks. Blocks are made lower again where nothing else fits."""
 MOST_STEPS = 4 * FEW_STEPS
-"""Steps of a row pass beyond which lower blocks are tried only where nothing fits without them: most of the memory is
-then the narrowest slab's."""
+"""Steps of a row pass beyond which lower blocks are tried only if nothing fits without them: by then the narrowest slab
+takes most of the memory, and lower blocks save little."""
 _LAST_STEPS = 4 * MOST_STEPS
-"""Steps of a row pass beyond which no lower blocks are tried: a plan takes a minute to make. Where rows are wide and
-slabs narrow, one block of every slab is a part of the memory that lower blocks make small."""
+"""Steps of a row pass beyond which no lower blocks are tried, since such a plan takes a minute to make. Lower blocks
+help where rows are wide and slabs narrow: one block of every slab is then a large part of the memory."""
 NARROW_COLUMNS = 8
-"""Columns of the narrowest slab: 32 bytes of float32, half a cache line a gathered row."""
+"""Columns of the narrowest slab: 32 bytes of float32, so a gathered row uses half a cache line."""
 _FEW_COLUMNS = NARROW_COLUMNS, 12, 16, 24, 32, 40, 48, 64
-"""Of slabs where memory is scarce: of wider ones there are fewer, a block of each of which is in memory where they are
-computed, and fewer blocks in the plan. Of a device powers of two: with others, and with frames of parts that are no
-powers of four, epochs of little more memory were a third longer, simulated."""
+"""Slab widths to try where memory is scarce. Wider slabs are fewer, and a pass holds one block of each slab it
+computes; the plan has fewer blocks, too. On a device only the powers of two are tried: with other widths, and with
+frames cut in parts that are no powers of four, a slightly larger budget made simulated epochs a third longer."""
 LINE_BYTES = 64
-"""Rows of a slab that begin within a cache line fetch one more than they fill: 43 columns of float32 took a processor
-a third longer to gather than 48. On a device with memory of its own that was not measured, and narrower slabs leave
-more of its memory: there, widths are tried as they are, too. Of 47 columns an edge took a compiled sum 27 ns, and 13
-with a spare one behind each row."""
+"""Bytes of a cache line. A slab's rows that begin within a line fetch one line more than they fill: gathering 43
+columns of float32 took a processor a third longer than gathering 48, and a compiled sum of 47 columns took 27 ns an
+edge, against 13 ns with one spare column behind each row. On a device this was not measured, and narrower slabs leave
+more memory, so unrounded widths are tried there as well."""
 _SHARES_OF_BUCKETS = (16, 8, 4, 2)
-"""What buckets may take of memory: parts of their source. The more they take, the fewer rows are written several
-times."""
+"""Memory for the buckets of one source, as fractions 1/16 to 1/2 of that source. The more memory they have, the fewer
+rows are written several times."""
 
 
 class Beginning(NamedTuple):
-    """Where a search begins: with the least memory that ``most_steps`` steps of a row pass can do with. Whether the
-    first slabs are computed right into their buffers; how many blocks a step's rows of the widest matrix are; whether
-    some passes have one step at a time; and what is gathered by buckets."""
+    """A starting point of the search: the layout with the least memory whose row passes have at most ``most_steps``
+    steps. ``direct``: a source's first slabs are computed right into their buffers; ``parts``: into how many blocks a
+    step's rows of the widest matrix are cut; ``alone``: some passes hold one step at a time; ``bucketed``: the sources
+    that are gathered by buckets."""
 
     most_steps: int
     direct: bool = True
@@ -58,11 +62,11 @@ class Beginning(NamedTuple):
 
 
 Steps = Callable[[Choice], list[Choice]]
-"""What single steps of one kind lead to from a choice, in the order in which they are tried."""
+"""One kind of move: the choices that it leads to from a given choice, in the order they are tried."""
 
 
 class Moves:
-    """The choices of one problem."""
+    """The moves between the choices of one problem."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -74,7 +78,8 @@ class Moves:
     # ---- single steps --------------------------------------------------------------------------------------
 
     def in_order(self) -> Iterator[tuple[Steps, float]]:
-        """The kinds of steps of a descent, and the part of an epoch that each has to gain."""
+        """Yield the kinds of moves that a descent tries in turn, each with the fraction of an epoch that it must save
+        to be taken."""
         for group in self.groups():
             yield partial(self.cuts, group), 0.0
             yield partial(self.direct, group), 0.0
@@ -86,7 +91,8 @@ class Moves:
             yield lambda choice: [replace(choice, spare_writes=True)], 0.0
 
     def groups(self) -> list[list[str]]:
-        """Sources of one shape and role, which are held alike: the search is as long as there are shapes."""
+        """Group the sources that have the same shape and role. They are moved together, so the search grows with the
+        number of shapes, not of sources."""
         groups: dict[tuple[int, int, int, bool, bool], list[str]] = {}
         for name in self.sources:
             matrix = self.workload.matrices[name]
@@ -96,37 +102,38 @@ class Moves:
         return list(groups.values())
 
     def in_memory(self, choice: Choice) -> list[Choice]:
-        """The same with nothing gathered by buckets, or spilled."""
+        """Return ``choice`` without buckets, without spilled sums, and without both."""
         in_memory = replace(choice, spilled_sums=frozenset())
         return [replace(in_memory, bucketed={}), replace(choice, bucketed={}), in_memory]
 
     def whole(self, choice: Choice) -> list[Choice]:
-        """The same with every source in memory whole."""
+        """Return ``choice`` with every source whole in memory."""
         if self.limits.slab_columns is not None:
             return []
         return [replace(one, cuts=dict.fromkeys(self.sources, WHOLE)) for one in (*self.in_memory(choice), choice)]
 
     def cuts(self, group: list[str], choice: Choice) -> list[Choice]:
-        """Other ways to hold the sources of ``group``: whole, or in more and more slabs."""
+        """Return the other ways to hold the sources of ``group``: whole, then in more and more slabs."""
         held = choice.cuts[group[0]]
         ways = [replace(way, direct=held.direct, overlap_last=held.overlap_last) for way in self._ways(group[0])]
         return [_held(choice, group, way) for way in ways]
 
     def direct(self, group: list[str], choice: Choice) -> list[Choice]:
-        """The first slabs computed into their buffers, or by way of blocks."""
+        """Return ``choice`` with the first slabs of ``group`` computed into their buffers, or, if they are now, written
+        as blocks first."""
         cut = choice.cuts[group[0]]
         if not (cut.columns or cut.sharded) or (cut.direct and not self.on_device):
             return []
         return [_held(choice, group, replace(cut, direct=not cut.direct))]
 
     def overlap_last(self, group: list[str], choice: Choice) -> list[Choice]:
-        """The last slab pulled by the row pass, or not."""
+        """Return ``choice`` with the last slab of ``group`` pulled by the row pass that follows, or no longer so."""
         cut = choice.cuts[group[0]]
         return [_held(choice, group, replace(cut, overlap_last=not cut.overlap_last))] if cut.columns else []
 
     def shard(self, group: list[str], choice: Choice) -> list[Choice]:
-        """Slabs of all of ``group``, or of one source, sharded among the processes, as wide as they can be or as they
-        are; or sharded no longer."""
+        """Return the choices that shard the slabs of ``group``, or of one source in it, among the processes, with their
+        present width and with all others; or that stop sharding them."""
         if self.limits.exchange is not ExchangeForm.AUTO or group[0] not in self.workload.shardable:
             return []
         found = []
@@ -138,11 +145,12 @@ class Moves:
         return found
 
     def spills(self, choice: Choice) -> list[Choice]:
-        """The sums of one matrix more, or one less, spilled."""
+        """Return the choices that spill the sums of one matrix more, or of one less."""
         return [replace(choice, spilled_sums=choice.spilled_sums ^ {name}) for name in sorted(self.spillable)]
 
     def buckets(self, choice: Choice) -> list[Choice]:
-        """One source more or one less gathered by buckets, or one by larger ones; none where all are whole."""
+        """Return the choices that gather one source more or one less by buckets, or one by larger buckets; none if
+        every source is whole in memory."""
         if not choice.bucketed and all(cut == WHOLE for cut in choice.cuts.values()):
             return []
         found = []
@@ -157,31 +165,32 @@ class Moves:
         return found
 
     def parts(self, choice: Choice) -> list[Choice]:
-        """Larger frames, where a step's rows of the widest matrix are several blocks."""
+        """Return choices with larger frames, if a step's rows of the widest matrix are cut into several blocks."""
         return [replace(choice, parts=choice.parts // fewer) for fewer in (2, 4, 16, 64) if choice.parts % fewer == 0]
 
     def of_one_source(self, choice: Choice) -> list[Choice]:
-        """One source that an epoch pulls held otherwise, though there may be others of its shape; first of all what is
-        given up, or no longer, to spare writes."""
+        """Return the choices that change how a single source is held, even if others have its shape; first, the one
+        that no longer gives up blocks early to save writes, or begins to."""
         pulls = filter(None, (stage.pull for stage in self.workload.programs["train"]))
         groups = [[name] for name in sorted({pull.source for pull in pulls})]
         held = [[*self.direct(group, choice), *self.overlap_last(group, choice)] for group in groups]
         return [replace(choice, spare_writes=not choice.spare_writes), *chain(*held)]
 
     def heights_of(self, choice: Choice) -> list[Choice]:
-        """Steps of other heights."""
+        """Return ``choice`` with steps of every other height."""
         layout = self.problem.layout(choice)
         heights = self.heights(FEW_STEPS, choice.parts * layout.frame_bytes // layout.step_rows)
         return [replace(choice, step_rows=height) for height in heights]
 
     def tall_pulls(self, choice: Choice) -> list[Choice]:
-        """More rows pulled at once, in memory of their own; on the CPU no longer so, either."""
+        """Return ``choice`` with more rows pulled at once, in memory of their own, if it does not do so; on a device
+        also the reverse."""
         return [replace(choice, lean=not choice.lean)] if choice.lean or not self.on_device else []
 
     # ---- where to begin ------------------------------------------------------------------------------------
 
     def of_one_width(self, like: Choice) -> Iterator[Choice]:
-        """All sources in slabs of the same width."""
+        """Yield choices that cut all sources into slabs of one width."""
         widest = max(self.sources.values(), default=1)
         for parts, buffers, direct in product((2, 3, 4, 6, 8), (1, 2), (True, False)):
             cut = SlabChoice(-(-widest // parts), buffers, direct, overlap_last=True)
@@ -190,8 +199,8 @@ class Moves:
 
     @cached_property
     def beginnings(self) -> list[Beginning]:
-        """In the order in which they are tried, the first that fits is taken: smaller blocks where nothing fits
-        without, and on the CPU one step at a time where not even that fits."""
+        """The starting points in the order they are tried; the first that fits is taken. Smaller blocks come after
+        those that need none, and on the CPU passes of one step at a time come last."""
         powers = [power for power in range(9) if power % 2 == 0 or not self.on_device]
         either = True, False
         kinds = [
@@ -204,9 +213,10 @@ class Moves:
         return [one._replace(bucketed=bucketed) for kind, bucketed in every for one in kind]
 
     def minimum_memory(self, height: int, beginning: Beginning, most: float) -> tuple[Choice, Layout] | None:
-        """Steps of ``height`` rows in the least memory: slabs as narrow as they go, but where blocks of many slabs take
-        more; None where that is more than ``most`` bytes. Found once for all budgets of a workload; of small graphs,
-        every beginning tries the same heights, too."""
+        """Return the choice with the least memory for steps of ``height`` rows, and its layout; None if that takes more
+        than ``most`` bytes. It has the narrowest slabs, unless the blocks of many slabs take more than wider slabs do.
+        Results are kept for all budgets of a workload, and for all starting points, which try the same heights on small
+        graphs."""
         known, limits, spare_writes = self.workload.leanest, self.limits, self.problem.most_written is not None
         asked = height, *beginning[1:], spare_writes, self.on_device, limits.slab_columns, limits.exchange
         found = known.get(asked, -1)  # or than how much it is more
@@ -258,9 +268,10 @@ class Moves:
         return None if found is None or found[0][0] > limit else found[1]
 
     def _bound_bytes(self, choice: Choice) -> int:
-        """No layout of ``choice`` takes less memory, nor where fewer sources are gathered by buckets: what is always
-        there, a tile of rows or what an opaque layer makes of edges, and one source that is gathered from, whole or a
-        slab of it, with what is added to, or a block of each slab that a stage loads and stores."""
+        """Return a lower bound for the memory of ``choice``, in bytes, also with fewer sources gathered by buckets. It
+        counts what is always there, then one tile of rows or the edge tensors of an opaque layer, and the larger of two
+        things: one gathered source (whole or a slab) with the sums it is added to, or one block of each slab that a
+        stage loads and stores."""
         work, cuts = self.workload, choice.cuts
         if self.limits.exchange is ExchangeForm.COLUMNS:  # of some slabs a process has its own rows alone
             return 0
@@ -291,8 +302,9 @@ class Moves:
         return opaque_nbytes(self.workload)
 
     def heights(self, most_steps: int, row_bytes: int = 0) -> Iterator[int]:
-        """Heights of a step to try, tallest first: tiles times powers of two with which a row pass has so many steps at
-        most; or the one that was asked for. ``row_bytes``: of the widest row that a block has (0: of any matrix)."""
+        """Yield the heights of a step to try, in rows, the tallest first: tiles times powers of two for which a row
+        pass has at most ``most_steps`` steps, or only the height that the user asked for. ``row_bytes``: bytes of the
+        widest row of a block (0: the widest of any matrix)."""
         if self.limits.block_rows:
             yield self.limits.block_rows
             return
@@ -318,8 +330,8 @@ class Moves:
                 yield SlabChoice(width, buffers)
 
     def _widths(self, name: str) -> list[int]:
-        """Of slabs, from the widest to the narrowest: columns in equal parts, rounded up to whole cache lines; on a
-        device as they are, too."""
+        """Return the widths of slabs to try, from the widest to the narrowest: the columns in equal parts, rounded up
+        to whole cache lines; on a device also unrounded."""
         columns = self.sources[name]
         line = max(1, LINE_BYTES // self.workload.matrices[name].itemsize)
         widths = [-(-columns // count) for count in (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128)]
@@ -329,6 +341,6 @@ class Moves:
 
 
 def _held(choice: Choice, group: list[str], cut: SlabChoice) -> Choice:
-    """The same, but for how the sources of ``group`` are held; sharded as they were."""
+    """Return ``choice`` with the sources of ``group`` held as ``cut`` says, and sharded as before."""
     cuts = {name: replace(cut, sharded=choice.cuts[name].sharded) for name in group}
     return replace(choice, cuts={**choice.cuts, **cuts})

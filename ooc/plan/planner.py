@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a workload and budgets to a plan: which stages are recomputed, and the best of what the solver finds.
+"""The planner: decides which forward stages are recomputed, and takes the best plan that the solver finds for them.
 
-Each set of recomputed stages is a problem of its own (``ooc.plan.problem``), so the sets are descended, too: from
-keeping everything, and from a greedy set, on to whatever set with one stage more or one less has a plan with a shorter
-forecast, until none has. Each set's plan begins like the one without recomputing, and the best set is planned anew.
-Where forecasts are as good as equal, the fewest are recomputed.
+Every set of recomputed stages is a problem of its own (``ooc.plan.problem``). So the planner also descends over sets:
+it starts with recomputing nothing, and with a greedy set, and moves to any set with one stage more or one less that has
+a plan with a shorter forecast, until none has. The plan of each set starts from the plan without recomputing; the best
+set is planned once more from the beginning. If two forecasts are almost equal, the set that recomputes less wins.
 
-Where the device has memory of its own, its budget decides how matrices are cut: slabs and the blocks of a pass must lie
-there. What the host then holds follows from what the device asks for, so both budgets are in every forecast. And a
-forecast takes each pass for itself, its resources side by side: what it leaves out are the beginnings and ends of
-passes and sweeps, where one resource waits for another. That is a quarter of an epoch where a pass has a few dozen
-steps, so there a few candidates are simulated.
+On a device with memory of its own, the GPU budget limits slabs and the blocks of a pass. The host holds what the device
+asks for again, so every forecast depends on both budgets. A forecast treats each pass by itself, with its resources
+running side by side. It leaves out the starts and ends of passes, where one resource waits for another. In passes of a
+few dozen steps that is a quarter of the epoch, so there the planner simulates some candidates.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -31,26 +30,29 @@ from ooc.plan.workload import Workload
 from ooc.sizes import format_size
 
 _MARGIN = 0.1
-"""What a set may gain by a choice of its own over the one that was best without recomputing."""
+"""The largest relative gain we expect from a choice of its own for another set, over the choice that is best without
+recomputing."""
 _FEW_STAGES = 3
-"""Of so many stages every set is tried where nothing else keeps a limit on what is written."""
+"""With this many stages or fewer, every set is tried if recomputing nothing exceeds the limit on bytes written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The recomputed stages, and the plan for that workload."""
+    """The recomputed stages, and the plan of the workload that recomputes them."""
 
     recomputed: Recomputed
     plan: Plan
 
 
 def make_plan(workload: Workload, limits: Limits, hardware: Hardware = UNMEASURED) -> Plan:
-    """The plan for ``workload`` as it is; raises BudgetError naming the least budgets that would do."""
+    """Return the fastest plan for ``workload`` as it is. Raises BudgetError, which names the least budgets that would
+    do."""
     return plan_layout(workload, limits, hardware).plan
 
 
 def choose_workload(variants: Variants, limits: Limits, hardware: Hardware) -> Chosen:
-    """The fastest of ``variants`` within ``limits``, planned; BudgetError, with the least budgets, where none is."""
+    """Choose the stages to recompute, and return them with the fastest plan within ``limits``. Raises BudgetError,
+    which names the least budgets that would do, if nothing fits."""
     kept = _fastest(Problem(variants(NOTHING), limits, hardware, variants=variants))
     if not _keeps_limit(kept):
         best = _writing_less(kept)
@@ -64,7 +66,7 @@ def choose_workload(variants: Variants, limits: Limits, hardware: Hardware) -> C
 
 
 def plan_layout(workload: Workload, limits: Limits, hardware: Hardware) -> State:
-    """The fastest way to run ``workload`` that keeps ``limits``; raises BudgetError as ``make_plan`` does."""
+    """Return the fastest state of ``workload`` that keeps ``limits``. Raises BudgetError as ``make_plan`` does."""
     fastest = _fastest(Problem(workload, limits, hardware))
     if not _keeps_limit(fastest):
         raise _excess(fastest.plan, limits)
@@ -72,8 +74,8 @@ def plan_layout(workload: Workload, limits: Limits, hardware: Hardware) -> State
 
 
 def _fastest(problem: Problem) -> State:
-    """The fastest way to run it; where that writes more than it may, the fastest of what is looked for within the
-    limit; and where there is none, what writes least."""
+    """Return the fastest state of ``problem``. If it writes more to the SSD than allowed, return the fastest one found
+    within the limit, and if there is none, the one that writes least."""
     fastest = solve(problem)
     if _keeps_limit(fastest):
         return fastest
@@ -94,7 +96,8 @@ def _written(state: State) -> int:
 
 
 def _excess(plan: Plan, limits: Limits) -> BudgetError:
-    """Who writes how much, what may be written, and what would do."""
+    """Return the error for a plan that writes too much: which matrix is written most, what the limit is, and what would
+    do."""
     larger = "memory=" if limits.one_memory else "host_budget="
     lowest = plan.lowest("train")
     written = {"optimizer state": plan.state_bytes}
@@ -116,7 +119,7 @@ def _excess(plan: Plan, limits: Limits) -> BudgetError:
 
 
 def _descend(kept: State) -> State:
-    """The best way to run the best set of recomputed stages that is found. ``kept``: where nothing is recomputed."""
+    """Return the best state of the best set of recomputed stages. ``kept``: the state that recomputes nothing."""
     if kept.waiting_s <= 0:  # known before any stage is described
         return kept
     added_s, nbytes = _added_s(kept), kept.problem.kept_bytes
@@ -145,7 +148,7 @@ def _descend(kept: State) -> State:
 
 
 def _within(problem: Problem) -> State | None:
-    """None where that takes more memory than there is, or writes more than it may."""
+    """Return the fastest state of ``problem``, or None if it does not fit or writes more than allowed."""
     try:
         found = _fastest(problem)
     except BudgetError:
@@ -154,8 +157,8 @@ def _within(problem: Problem) -> State | None:
 
 
 def _greedy(kept: State, order: Sequence[int]) -> Recomputed:
-    """Of the first 1, 2, 4, … stages of ``order`` and all of them the set with the shortest forecast, its matrices held
-    as where nothing is recomputed; of those that do not fit so, the smallest."""
+    """Return the set with the shortest forecast among the first 1, 2, 4, … and all stages of ``order``, with matrices
+    held as in ``kept``; if none of them fits so, the smallest."""
 
     def forecast_s(problem: Problem) -> float:
         like = problem.state(problem.held_like(kept.choice))
@@ -167,13 +170,13 @@ def _greedy(kept: State, order: Sequence[int]) -> Recomputed:
 
 
 def _by_seconds_a_byte(kept: State, added_s: Mapping[int, float]) -> list[int]:
-    """The stages that could be recomputed, first those that take fewest seconds for each byte that is then not kept."""
+    """Return the recomputable stages, those first that take the fewest seconds for each byte that is then not kept."""
     return sorted(added_s, key=lambda stage: (added_s[stage] / kept.problem.kept_bytes[stage], stage))
 
 
 def _added_s(kept: State) -> dict[int, float]:
-    """By stage: how much longer an epoch computes where it alone is recomputed, and matrices are held as they are. Of
-    those that are alike one is described."""
+    """Return, by stage, how much longer an epoch computes if that stage alone is recomputed and matrices are held as in
+    ``kept``. Stages that are alike are measured once."""
     problem, by_shape = kept.problem, dict[Hashable, float]()
     for stage in problem.kept_bytes:
         if (shape := problem.shapes[stage]) not in by_shape:
@@ -184,7 +187,7 @@ def _added_s(kept: State) -> dict[int, float]:
 
 
 def _moving_s(kept: State, nbytes: int) -> float:
-    """To write what a stage keeps and to read it, one after the other."""
+    """Return the seconds to write ``nbytes`` that a stage keeps and to read them again, one after the other."""
     hardware, request_bytes = kept.problem.hardware, kept.layout.frame_bytes
     written = ssd_seconds(hardware, read_bytes=0, write_bytes=nbytes, request_bytes=request_bytes)
     read = ssd_seconds(hardware, read_bytes=nbytes, write_bytes=0, request_bytes=request_bytes)
@@ -193,8 +196,8 @@ def _moving_s(kept: State, nbytes: int) -> float:
 
 
 def _worth_trying(kept: State, sets: Iterable[Recomputed]) -> Iterator[Problem]:
-    """Of recomputing each of ``sets``, the smallest first; without those that compute for longer than all that an epoch
-    waits if everything is kept."""
+    """Yield the problems of recomputing each of ``sets``, the smallest first. Left out are sets whose recomputing takes
+    longer than the epoch waits for data if everything is kept."""
     height = kept.layout.step_rows
     least_s = kept.problem.bound_s(height)
     for recomputed in sorted(sets, key=_by_size):
@@ -208,8 +211,8 @@ def _by_size(recomputed: Recomputed) -> tuple[int, list[int]]:
 
 
 def _writing_less(kept: State) -> State:
-    """The fastest workload that keeps a limit on written bytes which ``kept``, where nothing is recomputed, does
-    not."""
+    """Return the fastest state that keeps the limit on bytes written, for use where ``kept``, which recomputes nothing,
+    exceeds it."""
     stages = list(kept.problem.kept_bytes)
     if len(stages) > _FEW_STAGES:  # those that greed leads to, else every set
         order = _by_seconds_a_byte(kept, _added_s(kept))

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planner's one problem: how to run a training epoch, so that it takes the least time within the budgets.
+"""The planner's optimisation problem: run a training epoch in the least time that the budgets allow.
 
-*State.* What an intermediate's fate follows from: a set of forward stages that the backward pass recomputes, and a
-``Choice``: rows of a step, the slabs and buffers of every gathered matrix, which sums are spilled, which sources are
-gathered by buckets. Of the other three fates (retained on the GPU, offloaded to the host, offloaded to the SSD) nothing
-is chosen: for given frames, Belady's rule (``ooc.plan.program.replacement``) says best which block stays where.
+*State.* The set of forward stages that the backward pass recomputes, and a ``Choice``: rows of a step, slabs and
+buffers of every gathered matrix, which sums are spilled, which sources are gathered by buckets. The other three fates
+of an intermediate (retained on the GPU, offloaded to the host, offloaded to the SSD) are not chosen: for a given number
+of frames, Belady's rule (``ooc.plan.program.replacement``) decides best which block stays where.
 
-*Choices.* Single steps lead from a state to others: of choices those of ``ooc.plan.moves``, of sets of recomputed
-stages one stage more or one less. ``ooc.plan.solver`` goes by them.
+*Choices.* Moves lead from a state to its neighbours: those of ``ooc.plan.moves`` change the ``Choice``; others
+recompute one stage more or one less. ``ooc.plan.solver`` follows them.
 
-*Cost.* Forecast seconds of the epoch (``ooc.plan.forecast``), what it waits for other processes included, behind bytes
-written to the SSD beyond a limit, if there is one. On a device with memory of its own, among the best of these:
-simulated seconds (``ooc.plan.simulate``), of states that lead to others by steps of single sources.
+*Cost.* The forecast seconds of an epoch (``ooc.plan.forecast``), including the time it waits for other processes. If
+there is a limit on bytes written to the SSD, the bytes beyond it count first. On a device with memory of its own, the
+best candidates are also compared by simulated seconds (``ooc.plan.simulate``).
 
 *Constraint.* Every pass fits the arenas that the budgets leave (``ooc.plan.program.capacity``).
 
-*Bound.* An epoch takes no less than it computes with all that is gathered whole in memory. So recomputing a set of
-stages pays at most if that adds less to the bound than the epoch waits for data of its own without.
+*Bound.* No epoch takes less time than it computes with every gathered matrix whole in memory. So recomputing some
+stages can only pay if it adds less to this bound than the epoch would otherwise wait for data.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -40,18 +40,19 @@ Recomputed = frozenset[int]
 """Forward stages, by number, that the backward pass runs again."""
 NOTHING: Recomputed = frozenset()
 Variants = Callable[[Recomputed], Workload]
-"""The workload in which these stages are recomputed."""
+"""A function that gives the workload in which the backward pass recomputes these stages."""
 Score = tuple[float, float]
-"""Bytes written that should not be, and seconds: smaller is better."""
+"""Bytes written beyond the limit, then seconds; smaller is better."""
 WHOLE = SlabChoice(0, 0)
 
 
 @dataclass(eq=False)
 class Problem:
-    """``workload``, in which the stages ``recomputed`` are, within ``limits`` on ``hardware``. What is made small is
-    time, behind bytes beyond ``most_written`` (None: any number) that an epoch writes to the SSD. ``variants``: how
-    other stages are recomputed. ``began``: ways to begin the search before that one are known not to fit, whatever is
-    recomputed or written. What choices lead to is remembered."""
+    """The search for the fastest way to run ``workload`` on ``hardware`` within ``limits``; in it, the backward pass
+    recomputes the stages ``recomputed``. It minimises time, but bytes that an epoch writes to the SSD beyond
+    ``most_written`` (None: no limit) count first. ``variants`` gives the workloads in which other stages are
+    recomputed. ``began``: the starting points before this number are known not to fit, whatever is recomputed or
+    written. Layouts and costs are remembered."""
 
     workload: Workload
     limits: Limits
@@ -67,21 +68,22 @@ class Problem:
         self.sources = pulled_sources(self.workload)
         self.received_bytes_per_s = self.limits.received_bytes_per_s(self.hardware)
         self._known: dict[int, tuple[Choice, Layout, Score, float] | None] = {}
-        """What states are made of, by ``id`` of the layout, of which there is one for all choices that come to it."""
+        """What states consist of, by ``id`` of their layout; choices that come to the same layout share one object."""
         self._layouts: dict[Hashable, Layout] = {}
         self._least_s: dict[int, float] = {}
-        """By ``id`` of the layout: seconds that an epoch takes if nothing is moved but slabs."""
+        """Seconds of an epoch in which nothing but slabs is moved, by ``id`` of the layout."""
 
     # ---- state ---------------------------------------------------------------------------------------------
 
     def recomputing(self, stages: Recomputed) -> "Problem":
-        """The same, where these stages are recomputed."""
+        """Return the same problem with the forward stages ``stages`` recomputed."""
         assert self.variants is not None, "it is known how stages are recomputed"
         return replace(self, workload=self.variants(stages), recomputed=stages, most_written=None)
 
     def state(self, choice: Choice, below_s: float = inf) -> "State | None":
-        """What ``choice`` leads to; None where that does not fit, or an epoch takes ``below_s`` or longer if time is
-        what is made small and nothing is moved: that is known before anything is unrolled."""
+        """Return the state that ``choice`` leads to, or None if it does not fit. Also None if time is minimised and an
+        epoch would take at least ``below_s`` seconds even if nothing were moved, which is known without unrolling the
+        program."""
         choice = self._as_asked(choice)
         layout = self.layout(choice)
         if id(layout) not in self._known:
@@ -93,8 +95,8 @@ class Problem:
         return None if known is None else State(self, choice, *known[1:])
 
     def held_like(self, choice: Choice) -> Choice:
-        """A choice for another set of recomputed stages as one of this: what that does not gather is held as what has
-        as many columns."""
+        """Return a choice for another set of recomputed stages that resembles ``choice``, one of this problem: a source
+        that is not gathered here is held like one with as many columns."""
         by_columns = {self.sources.get(name): cut for name, cut in choice.cuts.items()}
         cuts = {name: choice.cuts.get(name, by_columns.get(columns, WHOLE)) for name, columns in self.sources.items()}
         return replace(choice, cuts=cuts)
@@ -102,8 +104,9 @@ class Problem:
     # ---- choices, beside those of ooc.plan.moves -----------------------------------------------------------
 
     def neighbours(self, centre: Recomputed, stages: Sequence[int]) -> Iterator[Recomputed]:
-        """The sets of recomputed stages with one of ``stages`` more or less. Of those that are alike, as those beside
-        them are, one: the first one more, as what it keeps waits longest, or the last one less."""
+        """Yield the sets of recomputed stages that have one of ``stages`` more than ``centre``, or one less. Among
+        stages that are alike, with neighbours that are alike, only one is tried: the first is added, since what it
+        keeps waits longest, or the last is removed."""
         alike: dict[Hashable, int] = {}
         for before, stage, after in zip([None, *stages], stages, [*stages[1:], None], strict=False):
             key = self.shapes[stage], *(one in centre for one in (before, stage, after))
@@ -113,8 +116,8 @@ class Problem:
 
     @cached_property
     def kept_bytes(self) -> dict[int, int]:
-        """By stage that could be recomputed: bytes of what it keeps for the backward pass. None of a prediction's: it
-        has no backward pass and keeps nothing."""
+        """The bytes that each recomputable stage keeps for the backward pass, by stage. Empty for prediction, which has
+        no backward pass."""
         matrices = self.workload.matrices
         return {
             kept.stage: sum(matrices[name].nbytes for name in kept.matrices)
@@ -124,7 +127,8 @@ class Problem:
 
     @cached_property
     def shapes(self) -> dict[int, Hashable]:
-        """The same for stages of ``kept_bytes`` that keep as much, and that take as much to be recomputed alone."""
+        """A key for each stage in ``kept_bytes``: equal for stages that keep as many bytes and take as long to
+        recompute by themselves."""
         matrices, stages = self.workload.matrices, self.workload.programs[EPOCH]
 
         def shape(stage: Stage) -> Hashable:
@@ -141,7 +145,7 @@ class Problem:
     # ---- cost ----------------------------------------------------------------------------------------------
 
     def cost(self, layout: Layout) -> tuple[Score, float]:
-        """The cost; and seconds of an epoch, but for what is waited for other processes."""
+        """Return the cost of ``layout``, and the seconds of an epoch without the time it waits for other processes."""
         workload, passes = self.workload, layout.programs[EPOCH]
         frames = self.capacity.frames(layout)
         host_frames = self.capacity.host_frames(layout)
@@ -160,18 +164,18 @@ class Problem:
         return (0 if self.most_written is None else max(0, written - self.most_written), seconds), here_s
 
     def computing_s(self, layout: Layout, program: str = EPOCH) -> float:
-        """Seconds that an epoch computes."""
+        """Return the seconds an epoch spends computing, without any data movement."""
         passes = layout.programs[program]
         return sum(seconds_of_computing(item, layout, self.workload, self.hardware) for item in passes)
 
     # ---- bound ---------------------------------------------------------------------------------------------
 
     def bound_s(self, step_rows: int) -> float:
-        """No epoch with such steps takes less."""
+        """Return a lower bound for the seconds of an epoch with steps of ``step_rows`` rows."""
         return self.computing_s(lay_out(self.workload, Choice(step_rows, dict.fromkeys(self.sources, WHOLE))))
 
     def _moving_nothing_s(self, layout: Layout) -> float:
-        """The least that an epoch can be forecast to take."""
+        """Return the least seconds that an epoch can be forecast to take with ``layout``."""
         if id(layout) not in self._least_s:
             passes, nothing = layout.programs[EPOCH], Traffic(0, 0, 0, 0)
             self._least_s[id(layout)] = sum(
@@ -182,8 +186,8 @@ class Problem:
     # ---- what is remembered --------------------------------------------------------------------------------
 
     def layout(self, choice: Choice) -> Layout:
-        """What ``choice`` leads to, whether it fits or not. Of widths in whole heads, and of small graphs' frames, many
-        come to the same."""
+        """Return the layout of ``choice``, whether it fits or not. Many choices come to the same layout: widths are
+        rounded to whole attention heads, and small graphs fill few frames."""
         choice = self._as_asked(choice)
         same = layout_key(choice, self.workload)
         if (same, choice.lean) not in self._layouts:
@@ -193,11 +197,11 @@ class Problem:
         return self._layouts[same, choice.lean]
 
     def states(self) -> "list[State]":
-        """All that fitted so far."""
+        """Return all states found so far that fit."""
         return [State(self, *known) for known in self._known.values() if known is not None]
 
     def _as_asked(self, choice: Choice) -> Choice:
-        """The same with columns sharded wherever they can be, if the user wants that."""
+        """Return ``choice`` with columns sharded wherever they can be, if the user has asked for that."""
         if self.limits.exchange is not ExchangeForm.COLUMNS:
             return choice
         sharded = {
@@ -208,8 +212,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class State:
-    """A state of ``problem`` that fits: what ``choice`` leads to, and what that costs. ``here_s``: seconds of an epoch,
-    but for what is waited for other processes. ``plan`` is unrolled when it is first asked for."""
+    """A choice that fits, with its layout and cost. ``here_s``: seconds of an epoch without the time it waits for other
+    processes. The ``plan`` is unrolled when it is first needed."""
 
     problem: Problem
     choice: Choice
@@ -219,12 +223,13 @@ class State:
 
     @property
     def seconds(self) -> float:
-        """Forecast, of an epoch."""
+        """The forecast seconds of an epoch."""
         return self.score[1]
 
     @cached_property
     def waiting_s(self) -> float:
-        """Seconds that an epoch waits for data of its own; for other processes it waits as long whatever is kept."""
+        """The seconds that an epoch waits for its own data. The time it waits for other processes is left out, since it
+        does not depend on what is kept."""
         return self.here_s - self.problem.computing_s(self.layout)
 
     @cached_property
@@ -233,7 +238,7 @@ class State:
 
     @cached_property
     def simulated_s(self) -> float:
-        """Seconds of an epoch by the simulator, with what is waited for the rows of other processes."""
+        """The simulated seconds of an epoch, including the time it waits for rows of other processes."""
         epoch, problem = build_plan(self.layout, self.problem.capacity, epoch_only=True), self.problem
         alone = simulate(epoch, problem.workload, problem.hardware)
         return together([alone], [epoch.received(EPOCH)], problem.received_bytes_per_s)[0].epoch_s

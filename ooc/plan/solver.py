@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The solver of the planner's problem: descent by single steps, for one set of recomputed stages begun several times.
+"""The solver of the planner's problem for one set of recomputed stages: descent by single moves, from several starts.
 
-A descent goes to whatever makes the cost smaller, sources of one shape together, until no change helps; at the end of
-the best one, single sources are tried whole. It begins with the least memory (narrow slabs, one buffer each), with the
-tallest blocks that leave room for other things; on the CPU once more with taller steps, as long as steps have too few
-tiles for all threads; and on a device, where it is asked for, with slabs of one width. There, epochs of the ends are
-simulated, and so is what steps of single sources lead to from the best one on, until none makes the epoch shorter.
+A descent takes any move that lowers the cost, for all sources of one shape together, until none does. After the best
+descent, single sources are tried whole in memory. Descents start from the least memory (narrow slabs, one buffer each)
+with the tallest blocks that leave room for other things. On the CPU they also start with taller steps, as long as a
+step has too few tiles for all threads. On a device they start from slabs of one width as well, where asked for; there
+the ends of descents are simulated, and then whatever moves of single sources lead to, until none shortens the epoch.
 
-How long a plan takes to make goes by the number of blocks, so blocks are as tall as memory allows: where it does not,
-the first slabs of what is gathered go by way of blocks like the others (``SlabChoice.direct``) before blocks
-become lower.
+Planning time grows with the number of blocks, so blocks are as tall as memory allows. Before they are made lower, the
+first slabs of gathered matrices are written as blocks like the others (``SlabChoice.direct``), which saves memory, too.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -29,21 +28,25 @@ from ooc.plan.program.program import EPOCH
 from ooc.plan.workload import Workload
 
 _MOST_BLOCKS = 1 << 20
-"""That a layout of smaller frames may have: a plan of 700,000 blocks took two and a half minutes."""
+"""The most blocks of a layout whose frames are smaller than ``_LEAST_FRAME_BYTES``: a plan of 700,000 blocks took two
+and a half minutes."""
 _LEAST_FRAME_BYTES = 3 << 20
-"""Where frames are no smaller, it may have any number: then it is of several terabytes."""
+"""Layouts whose frames are at least this large may have any number of blocks, since only terabytes make many of
+them."""
 _FEW_FRAMES, _FINER = 8, 4
-"""Where the host has fewer frames than this, the search begins with frames smaller by that, too."""
+"""If the host has fewer frames than the first number, the search also starts with frames smaller by the second."""
 _ROUNDS = 3
 _SIMULATED_STEPS = 12_000
-"""Of all epochs that are simulated for one plan to find where to go on from, and then on the way."""
+"""The most steps, over all epochs simulated for one plan: once to find where to go on from, and once more on the
+way."""
 _OTHERS, _BEHIND, _ALIKE = 12, 1.25, 1e-3
-"""How many candidates beside the best are remembered, how much longer their forecasts may be, and by how much they
-differ: those with equal ones mostly differ in what makes no difference."""
+"""How many candidates beside the best are simulated, how much longer their forecasts may be, and by how much these must
+differ: equal forecasts mostly come from differences that do not matter."""
 
 
 def solve(problem: Problem) -> State:
-    """The best of descents from the least memory; BudgetError, with the least budgets that would do, if none fits."""
+    """Return the best state over all descents. Raises BudgetError, which names the least budgets that would do, if none
+    fits."""
     moves = Moves(problem)
     least = _least_memory(moves)
     best = min(map(descend, (least, *_taller(moves, least), *_finer(least))), key=lambda one: one.score)
@@ -54,7 +57,7 @@ def solve(problem: Problem) -> State:
 
 
 def descend(best: State) -> State:
-    """The best that single steps from ``best`` lead to."""
+    """Return the best state that moves lead to from ``best``."""
     problem, moves = best.problem, Moves(best.problem)
     if problem.on_device:
         best = next(filter(None, map(problem.state, moves.tall_pulls(best.choice))), best)
@@ -71,7 +74,8 @@ def descend(best: State) -> State:
 
 
 def _better(best: State, choices: Iterable[Choice], gain: float = 0.0) -> State:
-    """What costs least of ``choices``, where an epoch is shorter by that part, or ``best``."""
+    """Return the cheapest state among ``choices``, if its epoch is shorter by the fraction ``gain``; otherwise
+    ``best``."""
     found, remembered = best, _BEHIND if best.problem.on_device else 1.0
     for choice in choices:
         other = None if choice == found.choice else best.problem.state(choice, remembered * found.seconds)
@@ -84,13 +88,13 @@ def _better(best: State, choices: Iterable[Choice], gain: float = 0.0) -> State:
 
 
 def minimum_memory(problem: Problem) -> Layout:
-    """The layout that takes the least memory, whatever the limits."""
+    """Return the layout with the least memory, whatever the limits."""
     return _smallest(Moves(problem), problem.capacity.least, 0)
 
 
 def _smallest(moves: Moves, lacking: Callable[[Layout], tuple[float, float]], there_are: int) -> Layout:
-    """Of what takes the least memory, wherever it begins, what is ``lacking`` least, which is no less than what it
-    takes beyond the bytes that ``there_are``."""
+    """Return the layout that lacks least, over all starting points. ``lacking`` gives how many bytes a layout lacks;
+    this is at least what the layout takes beyond ``there_are`` bytes, which ends the search early."""
     found: list[Layout] = []
     for beginning in moves.beginnings:
         most = there_are + lacking(found[0])[0] if found else inf
@@ -100,8 +104,8 @@ def _smallest(moves: Moves, lacking: Callable[[Layout], tuple[float, float]], th
 
 
 def _leanest(moves: Moves, beginning: Beginning, most: float) -> Iterator[tuple[Choice, Layout]]:
-    """What takes the least memory, for steps of every height, the tallest first, where that is no more than ``most``
-    bytes."""
+    """Yield the choice with the least memory for each height of a step, the tallest first, with its layout, if it takes
+    at most ``most`` bytes."""
     for height in moves.heights(beginning.most_steps):
         found = moves.minimum_memory(height, beginning, most)
         if found is not None and (beginning.parts == 1 or _may_be_finer(found[1], moves.workload)):
@@ -109,7 +113,7 @@ def _leanest(moves: Moves, beginning: Beginning, most: float) -> Iterator[tuple[
 
 
 def _may_be_finer(layout: Layout, workload: Workload) -> bool:
-    """Whether blocks may be as small as those of ``layout``: of many more a plan takes too long."""
+    """Whether blocks may be as small as those of ``layout``; with many more blocks, planning takes too long."""
     return layout.frame_bytes >= _LEAST_FRAME_BYTES or blocks_in(layout, workload) <= _MOST_BLOCKS
 
 
@@ -117,8 +121,8 @@ def _may_be_finer(layout: Layout, workload: Workload) -> bool:
 
 
 def _least_memory(moves: Moves) -> State:
-    """What takes the least memory, with the tallest blocks that leave three quarters of it for other things. Laying out
-    takes most of a plan's time, so no lower blocks are laid out than are asked for."""
+    """Return the state with the least memory and the tallest blocks that leave three quarters of the memory for other
+    things. Lower blocks are laid out only when needed, since layouts take most of the planning time."""
     problem, capacity = moves.problem, moves.problem.capacity
     for number, beginning in enumerate(moves.beginnings[problem.began :], problem.began):
         fitting: Choice | None = None
@@ -138,8 +142,8 @@ def _least_memory(moves: Moves) -> State:
 
 
 def _taller(moves: Moves, least: State) -> Iterator[State]:
-    """The least memory with taller steps, as long as steps have too few tiles for the threads of the CPU. Where these
-    only fit with narrower slabs, no change of one thing at a time leads to them."""
+    """Yield the least-memory states with taller steps, as long as a step has too few tiles for the CPU's threads. No
+    single move leads to them if they only fit with narrower slabs."""
     problem, workload, height = moves.problem, moves.workload, least.choice.step_rows
     if problem.on_device or problem.limits.block_rows:
         return
@@ -154,8 +158,8 @@ def _taller(moves: Moves, least: State) -> Iterator[State]:
 
 
 def _finer(least: State) -> Iterator[State]:
-    """The least memory in smaller frames, where the host has room for few: those on their way leave none to keep
-    anything in, and no change of one thing at a time leads to smaller ones."""
+    """Yield the least-memory state with smaller frames, if the host has room for few. Otherwise the frames in transit
+    leave nothing to keep blocks in, and no single move leads to smaller frames."""
     problem = least.problem
     host_frames = problem.capacity.host_frames(least.layout)
     if host_frames is None or host_frames >= _FEW_FRAMES:
@@ -166,7 +170,8 @@ def _finer(least: State) -> Iterator[State]:
 
 
 def from_one_width(first: State) -> State | None:
-    """Where descent leads from slabs of one width, on a device; None if none fits. On the CPU it brought nothing."""
+    """Return the end of the descent from slabs of one width, on a device; None if none fits. On the CPU this did not
+    help."""
     if first.problem.limits.slab_columns is not None:
         return None
     problem = replace(first.problem)  # of which nothing has been tried
@@ -179,12 +184,12 @@ def from_one_width(first: State) -> State | None:
 
 
 def simulated_best(*found: State) -> State:
-    """Of ``found``, the first of which has the shortest forecast, and other ends and candidates of their descents,
-    those of fewest steps first, the one whose simulated epoch is shortest; from there on, what single steps of one
-    source lead to, as long as epochs become shorter.
+    """Return the state with the shortest simulated epoch among ``found``, other ends of descents, and candidates near
+    them; then follow moves of single sources as long as simulated epochs become shorter. The first of ``found`` has the
+    shortest forecast.
 
-    On a device with memory of its own alone, and of few steps: on the CPU, where forecasts were compared with epochs,
-    the order of the forecasts stands, and so it does with a limit on what is written, which the faster one may pass.
+    Forecasts are compared as they are on the CPU, where they agreed with measured epochs, and with a limit on bytes
+    written, which a faster state might exceed. Only epochs of few steps are simulated.
     """
     best = found[0]
     if not best.problem.on_device or best.problem.limits.ssd_write_bytes is not None:
@@ -217,8 +222,8 @@ def simulated_best(*found: State) -> State:
 
 
 def others(best: State) -> Iterator[State]:
-    """The next best that descents have come by, and the best with steps of each other height: these, forecasts tell
-    apart least of all."""
+    """Yield the next best states that descents have passed, and the best state of every other step height, which
+    forecasts tell apart worst."""
     before, found, heights = best.seconds, 0, {best.layout.step_rows}
     for one in sorted(best.problem.states(), key=lambda one: one.score):
         is_near = found < _OTHERS and (1 + _ALIKE) * before < one.seconds <= _BEHIND * best.seconds
@@ -229,13 +234,14 @@ def others(best: State) -> Iterator[State]:
 
 
 def _key(state: State) -> Hashable:
-    """The same for two that come to the same layout."""
+    """Return a key that is equal for two states with the same layout."""
     workload, choice = state.problem.workload, state.choice
     return id(workload), layout_key(choice, workload), choice.lean
 
 
 def _steps(state: State) -> int:
-    """Of an epoch, but for those that processes share: so long does it take to simulate."""
+    """Return the number of steps of an epoch, which its simulation takes time for; steps shared among processes are
+    left out."""
     layout, count = state.layout, 0
     for item in layout.programs[EPOCH]:
         if isinstance(item, ColumnPass):
