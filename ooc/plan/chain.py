@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where what a chain of layers saves for its backward pass waits: on the device, on the host, on the SSD, or nowhere,
-since it is computed again. For any chain of (bytes, seconds, lifetimes).
+"""Choose a fate for what each layer of a chain saves for its backward pass: keep it on the device, offload it to the
+host or the SSD, or recompute it.
 
 L items have 2L steps: forward 0 … L-1, then backward in reverse. Item i is made by step i and needed until step 2L-1-i,
-so lifetimes are nested: at *depth* k, in steps k and 2L-1-k, items 0 … k are alive and no others. ``plan_chain`` finds
-the fates of least time by dynamic programming over depths: what was decided before is alive until after, so one running
-total a tier is all that inner depths must know. That the four can be chosen together so is the idea of FlexGNN (KDD
-2025).
+so lifetimes are nested: at *depth* k, in steps k and 2L-1-k, exactly the items 0 … k are alive. ``plan_chain`` finds
+the fastest fates by dynamic programming over depths. Outer decisions stay alive through all inner depths, so inner
+depths need only know one running total for each tier. Choosing the four fates together in this way is the idea of
+FlexGNN (KDD 2025).
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,18 +21,19 @@ from ooc.plan.workload import Fate
 from ooc.sizes import format_size
 
 _UNITS, _UNITS_OF_TWO = 256, 24
-"""That budgets are counted in, where they are of one memory and where of two: what is kept is rounded up to them."""
+"""The units in which budgets are counted, for one memory and for two; kept bytes are rounded up to them."""
 _REQUEST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """What one layer saves, ``nbytes``; its place in the chain says when it is made and needed last.
+    """What one layer saves for its backward pass: ``nbytes`` bytes. Its place in the chain says when it is made and
+    last needed.
 
-    ``recompute_s``: seconds to make it once more (None: it cannot be); ``forward_s``, ``backward_s``: of its two steps.
-    What they take of the device beside items that are kept there: ``kept_bytes`` where this item is one of them,
-    ``away_bytes`` where it leaves and comes back, ``recompute_bytes`` where it is made once more; and ``shared_bytes``
-    of the item before it.
+    ``recompute_s``: seconds to compute it again (None: impossible). ``forward_s``, ``backward_s``: seconds of its two
+    steps. Device memory that the steps need beside the items kept there: ``kept_bytes`` if this item is kept,
+    ``away_bytes`` if it is offloaded and comes back, ``recompute_bytes`` if it is recomputed; and ``shared_bytes``,
+    which the item before it may already hold.
     """
 
     name: str
@@ -48,8 +49,8 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class ChainPlan:
-    """A fate an item, forecast ``seconds`` of all steps, and the most of both memories. Where the CPU computes there is
-    one memory, counted as the device's: what is kept there has the fate ``HOST``."""
+    """The fate of each item, the forecast ``seconds`` of all steps, and the peak bytes of both memories. If the CPU
+    computes there is one memory, counted as the device's, and items kept in it have the fate ``HOST``."""
 
     fates: tuple[Fate, ...]
     seconds: float
@@ -58,7 +59,8 @@ class ChainPlan:
 
 
 class _Way(NamedTuple):
-    """One fate of an item: what it takes of both tiers while it waits, what its steps take beside, and for how long."""
+    """One fate of an item: the bytes it takes on both tiers while it waits, the bytes its steps need beside, and their
+    seconds."""
 
     fate: Fate
     device: int
@@ -69,7 +71,7 @@ class _Way(NamedTuple):
 
 
 class _State(NamedTuple):
-    """After a depth is decided: seconds of its steps and all outer ones, and how that came about."""
+    """The best way to reach a total: seconds of all steps so far, the last fate, and the state before it."""
 
     seconds: float
     way: _Way | None = None
@@ -77,8 +79,8 @@ class _State(NamedTuple):
 
 
 def plan_chain(items: Sequence[Saved], gpu_budget: int, host_budget: int, hardware: Hardware = UNMEASURED) -> ChainPlan:
-    """The plan of least time; BudgetError, with the least budgets that would do, where nothing fits. Where the CPU
-    computes (``hardware`` has no device memory), both budgets are of one memory and add up."""
+    """Return the fastest plan. Raises BudgetError, with the least budgets that would do, if nothing fits. If the CPU
+    computes (``hardware`` has no device memory), both budgets are of one memory and are added up."""
     one = not hardware.has_device_memory
     budgets = (gpu_budget + host_budget, 0) if one else (gpu_budget, host_budget)
     units = [max(1, budget // (_UNITS if one else _UNITS_OF_TWO)) for budget in budgets]
@@ -108,7 +110,7 @@ def plan_chain(items: Sequence[Saved], gpu_budget: int, host_budget: int, hardwa
 
 
 def leanest(items: Sequence[Saved], hardware: Hardware = UNMEASURED) -> ChainPlan:
-    """What takes the least of the device, and beside that of the host: nothing is kept there."""
+    """Return the plan that takes the least device memory, then the least host memory: nothing is kept there."""
     chosen = []
     for item in items:
         ways = [way for way in _ways(item, hardware) if not way.device and not way.host]
@@ -138,7 +140,7 @@ def _ways(item: Saved, hardware: Hardware) -> Iterator[_Way]:
 
 
 def _account(items: Sequence[Saved], ways: Sequence[_Way]) -> ChainPlan:
-    """What these ways come to, depth by depth, to the byte."""
+    """Return the plan of these fates with its peaks, exact to the byte."""
     device = host = device_peak = host_peak = 0
     keeps = False
     for item, way in zip(items, ways, strict=True):
@@ -152,8 +154,8 @@ def _account(items: Sequence[Saved], ways: Sequence[_Way]) -> ChainPlan:
 def shortage(
     what: str, device: int, host: int, budgets: tuple[int, int], hardware: Hardware, option: str = "memory"
 ) -> str:
-    """The line that says what is lacking: least bytes of device and host, and what the budgets are. ``option``: which
-    bounds a memory that is one."""
+    """Return the message that says what is lacking: the least bytes of device and host, and the budgets. ``option``:
+    the argument that sets the budget where there is one memory."""
     has = [format_size(budget) for budget in budgets]
     needs = f"with nothing kept, {what} takes {format_size(device)} of"
     if not hardware.has_device_memory:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long computing and moving take on a machine, and which of two ways takes less: of a step, for the simulator, and
-of a whole pass, for forecasts of layouts.
-"""
+"""Seconds that computing and moving data take on a machine, for a step (used by the simulator) and for a whole pass
+(used by forecasts)."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -14,9 +13,9 @@ MULTIPLIES_PER_PULL = 32
 """Multiply-adds of a dense product that take as long as pulling one value of one neighbour. Measured on two AVX-512
 cores: 0.21 ns a pulled value (10M edges, 128 columns), 0.0067 ns a multiply-add (500k × 128 × 128)."""
 PRODUCTS_PER_EPOCH = 3
-"""Dense products of a linear map: forward, for its input's gradient, and for its weight's."""
+"""Dense products of a linear map in an epoch: forward, for its input's gradient, and for its weight's."""
 PULLS_PER_EPOCH = 2
-"""Pulls of an aggregation: forward and backward."""
+"""Pulls of an aggregation in an epoch: forward and backward."""
 
 
 def pull_seconds(
@@ -29,9 +28,10 @@ def pull_seconds(
     rows: int = 0,
     source_rows: int = 0,
 ) -> float:
-    """Seconds to sum ``columns`` columns of ``itemsize`` bytes over ``edges`` edges, ``slab_columns`` at a time.
+    """Return the seconds to sum ``columns`` columns of ``itemsize`` bytes over ``edges`` edges, ``slab_columns``
+    columns at a time.
 
-    ``rows`` are the rows pulled, ``source_rows`` those of the slab (0: it is taken to be far larger than the cache).
+    ``rows``: the rows that are pulled; ``source_rows``: the rows of the slab (0: far more than fit the cache).
     """
     whole, rest = divmod(columns, slab_columns)
     seconds = whole * _edge_seconds(hardware, slab_columns * itemsize, source_rows)
@@ -40,7 +40,7 @@ def pull_seconds(
 
 
 def _edge_seconds(hardware: Hardware, row_bytes: int, source_rows: int) -> float:
-    """Seconds to add one row: so often as the cache holds of the slab it comes from there."""
+    """Return the seconds to add one row. The slab's share that fits the cache is read at the cache's rate."""
     processor = hardware.processor
     far = processor.pull_seconds_per_edge.at(row_bytes)
     if processor.cached_pull_seconds_per_edge is None or not source_rows:
@@ -51,7 +51,7 @@ def _edge_seconds(hardware: Hardware, row_bytes: int, source_rows: int) -> float
 
 
 def ssd_seconds(hardware: Hardware, *, read_bytes: int, write_bytes: int, request_bytes: int) -> float:
-    """Seconds to move so much in requests of ``request_bytes``, both ways at once."""
+    """Return the seconds to read and write these bytes at the same time, in requests of ``request_bytes``."""
     disk = hardware.disk
     one_way = max(
         read_bytes / disk.read_bytes_per_s.at(request_bytes), write_bytes / disk.write_bytes_per_s.at(request_bytes)
@@ -60,7 +60,7 @@ def ssd_seconds(hardware: Hardware, *, read_bytes: int, write_bytes: int, reques
 
 
 def pcie_seconds(hardware: Hardware, *, to_device_bytes: int, to_host_bytes: int) -> float:
-    """Seconds between host and device, both ways at once; nothing where the CPU computes."""
+    """Return the seconds to move these bytes between host and device, both ways at once; 0 if the CPU computes."""
     if hardware.wire is None:
         return 0.0
     wire = hardware.wire
@@ -68,7 +68,8 @@ def pcie_seconds(hardware: Hardware, *, to_device_bytes: int, to_host_bytes: int
 
 
 def together_seconds(hardware: Hardware, *seconds: float) -> float:
-    """Seconds of resources that work at the same time: the busiest, and what of the others it does not hide."""
+    """Return the seconds of resources that work at the same time: the busiest one's, and the part of the others' that
+    it does not hide."""
     longest = max(seconds)
     return longest + (1 - hardware.overlap) * (sum(seconds) - longest)
 
@@ -76,10 +77,10 @@ def together_seconds(hardware: Hardware, *seconds: float) -> float:
 def aggregating_first_pays(
     *, rows_before: int, rows_after: int, edges_per_row: float, in_columns: int, out_columns: int
 ) -> bool:
-    """Whether A(H) W beats A(H W) for a layer from ``rows_before`` active rows to ``rows_after``.
+    """Whether A(H) W is faster than A(H W) for a layer from ``rows_before`` active rows to ``rows_after``.
 
-    Aggregating first pulls the layer's input instead of its output, and multiplies only the rows that the
-    aggregation leaves.
+    Aggregating first pulls the layer's input instead of its output, and multiplies only the rows that are left after
+    the aggregation.
     """
     product = PRODUCTS_PER_EPOCH * in_columns * out_columns
     pulled_value = PULLS_PER_EPOCH * MULTIPLIES_PER_PULL * edges_per_row * rows_after
@@ -89,11 +90,11 @@ def aggregating_first_pays(
 
 
 def transforming_constants_pays(*, edges_per_row: float, in_columns: int, out_columns: int, read_beside: bool) -> bool:
-    """Whether A(X W) is to be computed in every epoch although X is constant and A(X) would do once.
+    """Whether A(X W) should be computed in every epoch, although X is constant and A(X) could be computed once.
 
-    A(X) spares an epoch its pulls, and has to be made, as wide as X, and kept. So the narrow side is pulled where that
-    takes a small part of what the product takes anyway; and where rows of X are ``read_beside`` the sum, where it takes
-    as long: A(X) would be as much again to hold and to read.
+    A(X) saves the pulls of every epoch, but it is as wide as X and has to be made and kept. So the narrow product is
+    pulled if pulling takes a small part of the time of the products. If rows of X are ``read_beside`` the sum, pulling
+    may take as long as the products, since A(X) would double what is held and read.
     """
     pulled = PULLS_PER_EPOCH * MULTIPLIES_PER_PULL * edges_per_row
     most = (1 if read_beside else _SMALL) * PRODUCTS_PER_EPOCH * in_columns
@@ -101,32 +102,34 @@ def transforming_constants_pays(*, edges_per_row: float, in_columns: int, out_co
 
 
 _NARROW, _SMALL = 1 / 8, 1 / 8
-"""How narrow the result is beside X, and how short the pulls beside the products, at most. Chosen to spare memory where
-it costs little time: GraphSAGE of 128 columns, 1,024 features and 40 edges a node took 1.08 of the processor's time in
-memory, the same at a sixteenth of the data, GCN with 16 edges 1.17 in memory."""
+"""The largest width of the result as a fraction of X's, and the longest time of pulls as a fraction of the products'.
+Chosen to save memory at little cost in time: GraphSAGE with 128 columns, 1,024 features and 40 edges a node took 1.08
+times as long in memory and as long at a sixteenth of the data; GCN with 16 edges took 1.17 times as long in memory."""
 _TIMES_STREAMED = 8
-"""How often a stage whose work has not been counted reads or writes a value for each that it loads or stores: what the
-counted stages of GCN and GraphSAGE come to."""
+"""How often a stage reads or writes a value for each value it loads or stores, if its work has not been counted; the
+average of the counted stages of GCN and GraphSAGE."""
 _PULL_OPERATORS = 8
-"""Of a pull besides the sum itself: offsets cut out, made relative and converted, edges taken from their frames."""
+"""Operators of a pull beside the sum: cutting out offsets, making them relative and converting them, taking edges from
+their frames."""
 _PROGRAM_OPERATORS = 10
-"""On a device besides: two programs of Triton, each taken to be launched in the time of four operators of torch, and
-the list of the parts of long rows that comes with the offsets."""
+"""Further operators of a pull on a device: two Triton programs, each of which takes as long to launch as four operators
+of torch, and the list of the parts of long rows."""
 _SLAB_OPERATORS = 18
-"""On a device besides where something is made of every edge, slab by slab: some columns of a row's own, and the result
-put where it belongs. Over a device that does nothing such a pull of GAT took the host as long as 40 to 58 operators;
-with these it is 36, times 1.2 (docs/gpu-executor.md). Pulled whole, it took no longer than a sum."""
+"""Further operators on a device for a pull that computes something for every edge in slabs: cutting out columns of own
+rows, and putting the result into place. With a stand-in device that computes nothing, such a pull of GAT took the host
+as long as 40 to 58 operators; this model counts 36, times 1.2 (docs/gpu-executor.md). A matrix pulled whole took no
+longer than a sum."""
 _BUSY_BY_TASK = 5 / 3
-"""Threads of the CPU that a step's task keeps busy: tasks of two steps are under way at most, and the first has to be
-over before the third step's begin. Of GraphSAGE with two threads: these were at work for 78 to 82 % of the time that
-the SSD was not waited for with a task a step, for 96 % and more with two."""
+"""How many threads of the CPU one task a step keeps busy: at most two steps have tasks under way, and the first step
+must end before the third one's tasks begin. With two threads on GraphSAGE, these were busy 78 to 82 % of the time not
+spent waiting for the SSD with one task a step, and 96 % or more with two."""
 _TIMES_PUT = 2
 """How often a value that a column pass has pulled is read or written until it lies in its frame."""
 
 
 class Computing(NamedTuple):
-    """Seconds: ``shared_s`` of what all threads of the CPU, or the cores of a device, do together; ``alone_s`` of what
-    one thread after the other does where it does nothing else, which launches. ``tasks`` are those of a step, for the
+    """Seconds of computing. ``shared_s``: work that all threads of the CPU, or all cores of a device, do together.
+    ``alone_s``: work that one thread does at a time, such as launching operators. ``tasks``: tasks of a step, for the
     CPU's threads."""
 
     shared_s: float
@@ -134,9 +137,10 @@ class Computing(NamedTuple):
     tasks: float
 
     def together_s(self, workload: Workload, hardware: Hardware) -> float:
-        """A device computes while the host calls the next operators, so that the longer of the two counts. On the CPU
-        an operator is computed by the thread that calls it, and threads have the interpreter in turn: while one has it,
-        others compute, unless there is hardly anything to compute, or they wait for tasks."""
+        """Return the seconds of both together. A device computes while the host launches the next operators, so the
+        longer of the two counts. On the CPU the thread that calls an operator also computes it, and threads take turns
+        in the interpreter: while one interprets, others compute, unless there is hardly anything to compute or they
+        wait for tasks."""
         if hardware.has_device_memory:
             return max(self.shared_s, self.alone_s)
         threads = workload.threads
@@ -147,13 +151,13 @@ class Computing(NamedTuple):
 
 
 def tasks_are_few(tasks: float, threads: int) -> bool:
-    """Whether so many a step leave some of the CPU's threads idle."""
+    """Whether this many tasks a step leave some of the CPU's threads idle."""
     return _BUSY_BY_TASK * tasks < threads
 
 
 class Portion(NamedTuple):
-    """``rows`` rows of a pass, in ``steps`` steps. ``edges``: of these rows; ``columns`` are pulled over them,
-    ``slab_columns`` at a time. ``retained``: the part of what could be for it that is."""
+    """A part of a pass: ``rows`` rows in ``steps`` steps, with ``edges`` edges, over which ``columns`` columns are
+    pulled, ``slab_columns`` at a time. ``retained``: the fraction of the retainable work that is retained."""
 
     rows: int
     edges: int
@@ -164,8 +168,8 @@ class Portion(NamedTuple):
 
 
 def stage_seconds(stage: Stage, rows: int, edges: int, workload: Workload, hardware: Hardware) -> float:
-    """To compute some rows of a stage with their edges, pulling all columns at once, on one thread of a CPU or a
-    device; what steps, tiles and operators cost however few rows they have is left out."""
+    """Return the seconds to compute some rows of a stage with their edges, pulling all columns at once, on one CPU
+    thread or a device. The fixed costs of steps, tiles and operators are left out."""
     seconds = 0.0
     if stage.pull is not None:
         source, kind = workload.matrices[stage.pull.source], stage.pull.per_edge
@@ -178,7 +182,8 @@ def stage_seconds(stage: Stage, rows: int, edges: int, workload: Workload, hardw
 
 
 def _rows_seconds(stage: Stage, rows: int, columns: int, workload: Workload, hardware: Hardware) -> float:
-    """Of dense products and element-wise work on some rows of a stage that loads and stores so many columns."""
+    """Return the seconds of dense products and element-wise work for some rows of a stage that loads and stores
+    ``columns`` columns."""
     streamed_bytes = stage.streamed_bytes_per_row or _TIMES_STREAMED * columns * workload.pulled_itemsize
     products_s = stage.multiplies_per_row / _multiplies_per_s(workload, hardware)
     return rows * (streamed_bytes / hardware.processor.stream_bytes_per_s + products_s)
@@ -192,7 +197,7 @@ def _multiplies_per_s(workload: Workload, hardware: Hardware) -> float:
 def computing_of(
     item: Pass, portion: Portion, workload: Workload, matrices: Mapping[str, MatrixPlan], hardware: Hardware
 ) -> Computing:
-    """To compute a portion of a pass, the SSD aside."""
+    """Return the computing time of a portion of a pass, without the SSD."""
     rows, edges, columns, slab_columns, steps, retained = portion
     at_once = item.rows_at_once if isinstance(item, ColumnPass) else workload.tile_rows
     processor, tiles = hardware.processor, -(-rows // at_once)
@@ -225,7 +230,8 @@ def computing_of(
 
 
 def _edge_work_seconds(kind: PerEdge, portion: Portion, of: int, workload: Workload, hardware: Hardware) -> float:
-    """Of what is computed for edges in slabs of a matrix ``of`` so many columns, operators aside."""
+    """Return the seconds of what is computed for edges, without operator launches, for slabs of a matrix with ``of``
+    columns."""
     rows, edges, columns, slab_columns, _, retained = portion
     groups, slab_groups = (kind.groups * some // of for some in (columns, slab_columns))
     slabs, rest = divmod(groups, slab_groups)

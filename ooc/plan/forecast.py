@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long an epoch of a layout would take, from a coarse version of its program.
+"""Forecasts of an epoch's time for a layout, from a coarse version of its program.
 
-A pass takes as long as the busiest of its resources: computing, reading, writing, PCIe each way. Its blocks are
-taken many at a time, so that a forecast costs the same whatever the graph's size.
+A pass takes as long as its busiest resource: computing, reading, writing, PCIe each way. The coarse program joins many
+blocks into one, so a forecast takes as long for large graphs as for small ones.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,15 +32,16 @@ from ooc.plan.workload import Workload
 _STEPS = 24
 """Steps of a coarse row pass."""
 _STEPS_OF_TIERS = 48
-"""The same where two arenas have to be told apart: frames of the smaller one must not round to none."""
+"""Steps of a coarse row pass where a device and the host have an arena each: the smaller arena's frames must not round
+to none."""
 _FEWEST_FRAMES = 16
-"""Of a coarse program, in the smaller arena, where blocks of a step are taken together."""
+"""The fewest frames of a coarse program, in the smaller arena, for blocks of a step to be joined."""
 TIE = 0.01
-"""Forecasts that differ by a smaller part are equal: they are not more exact than that."""
+"""Forecasts that differ by less than this fraction count as equal; they are no more exact."""
 
 
 class Traffic(NamedTuple):
-    """Bytes that one pass moves; over PCIe only where the device has memory of its own."""
+    """Bytes that one pass moves. Only a device with memory of its own moves bytes over PCIe."""
 
     ssd_read_bytes: int
     ssd_write_bytes: int
@@ -51,7 +52,8 @@ class Traffic(NamedTuple):
 def forecast_traffic(
     workload: Workload, layout: Layout, *, frames: int, host_frames: int | None = None
 ) -> list[Traffic]:
-    """What each pass of the training program moves."""
+    """Return what each pass of the training program moves, with this many frames on the device and, below it, on the
+    host."""
     passes = layout.programs["train"]
     coarseness = 1
     while workload.rows > (_STEPS if host_frames is None else _STEPS_OF_TIERS) * layout.step_rows * coarseness:
@@ -83,7 +85,8 @@ def forecast_traffic(
 
 
 def _moved(uses: Uses) -> Iterator[tuple[int, int, Use]]:
-    """(step, block, use) of every span that finds its block not in memory, or leaves one that will not be."""
+    """Yield (step, block, use) for each span of uses that has to read its block, or that leaves a block to be
+    written."""
     kept = belady(uses)
     to_write = blocks_to_write(uses, kept)
     for first, last, block, use, found in zip(*uses.spans.columns, found_in_memory(uses, kept), strict=True):
@@ -99,7 +102,7 @@ def _by_pass(
     passes: int,
     blocks: BlockTable,
 ) -> list[Traffic]:
-    """Sums of (pass, block, use)."""
+    """Add up the bytes of (pass, block, use) for each pass."""
     totals = [[0, 0, 0, 0] for _ in range(passes)]
     for first, moved in ((0, over_disk), (2, over_pcie)):
         for at, block, use in moved:
@@ -108,7 +111,7 @@ def _by_pass(
 
 
 def _taller(passes: Passes, times: int) -> Passes:
-    """The same with ``times`` as many edges at once."""
+    """Return the passes with ``times`` as many edges at once."""
 
     def taller(item: Pass) -> Pass:
         if isinstance(item, ColumnPass) and item.edges_at_once is not None:
@@ -119,8 +122,8 @@ def _taller(passes: Passes, times: int) -> Passes:
 
 
 def _joined(layout: Layout, frames: int) -> int:
-    """How many blocks of a step are taken as one where its rows of a matrix are several: a power of two, so that of
-    ``frames`` there are still many. Where memory is scarcest they are a hundred, and a forecast took a second."""
+    """Return how many blocks of a step are joined into one, a power of two that leaves enough of ``frames`` frames.
+    Where memory is scarcest a step has a hundred blocks, and a forecast took a second."""
     grids = (m.grid for m in layout.matrices.values() if m.in_frames)
     most, joined = max((layout.step_rows // grid.block_rows for grid in grids), default=1), 1
     while 2 * joined <= min(most, frames // _FEWEST_FRAMES):
@@ -129,7 +132,7 @@ def _joined(layout: Layout, frames: int) -> int:
 
 
 def _coarser(layout: Layout, times: int, joined: int) -> Layout:
-    """The same with steps of ``times`` as many rows, and blocks of ``joined`` as many more."""
+    """Return the layout with steps of ``times`` as many rows, and blocks with ``joined`` times as many again."""
     if times * joined == 1:
         return layout
     taller = times * joined
@@ -143,7 +146,7 @@ def _coarser(layout: Layout, times: int, joined: int) -> Layout:
 
 
 def seconds_of_computing(item: Pass, layout: Layout, workload: Workload, hardware: Hardware) -> float:
-    """Seconds that a pass computes, wherever what it reads and writes waits."""
+    """Return the seconds that a pass computes, wherever its data waits."""
     edges = columns = slab_columns = 0
     is_sharded = isinstance(item, ColumnPass) and item.processes > 1
     rows = range(item.rows) if is_sharded else workload.own(item.space, item.rows)
@@ -164,7 +167,7 @@ def seconds_of_computing(item: Pass, layout: Layout, workload: Workload, hardwar
 
 
 def pass_seconds(item: Pass, layout: Layout, workload: Workload, hardware: Hardware, moved: Traffic) -> float:
-    """Seconds of a pass that moves so much."""
+    """Return the seconds of a pass that moves ``moved``."""
     read_bytes, write_bytes = moved.ssd_read_bytes, moved.ssd_write_bytes
     stalled = 0.0
     sweeps = sweeps_of(item)
@@ -200,10 +203,10 @@ def pass_seconds(item: Pass, layout: Layout, workload: Workload, hardware: Hardw
 def epoch_seconds(
     passes_s: Sequence[float], moved: Sequence[Traffic], layout: Layout, hardware: Hardware, *, host_frames: int | None
 ) -> float:
-    """Seconds of an epoch whose passes take ``passes_s`` and move so much. Below a device, host memory lies between it
-    and the SSD: what is written goes on in later passes, and what is read has begun in earlier ones, so that the SSD
-    counts for the epoch as one. Where all ``host_frames`` are for transfers and what is read ahead, the fewer they are,
-    the more of that is waited for."""
+    """Return the seconds of an epoch whose passes take ``passes_s`` and move ``moved``. With a device, host memory lies
+    between it and the SSD: writes go on during later passes and reads begin in earlier ones, so the SSD counts once for
+    the whole epoch. If all ``host_frames`` are needed for transfers and read-ahead, the epoch waits the longer the
+    fewer there are."""
     seconds = sum(passes_s)
     if host_frames is None:
         return seconds

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs by their statistics alone: enough to plan for a graph that is not here.
+"""Graphs known only by their statistics, which is enough to plan for a graph that is not on this machine.
 
 What the counts do not say is assumed, on the cautious side:
 
@@ -21,17 +21,16 @@ from itertools import chain
 from math import ceil, exp, isqrt
 
 BIAS = 2
-"""Times the mean degree that the rows have which are computed, where others are left out."""
+"""The mean degree of the rows that are computed, relative to the graph's, where other rows are left out."""
 _HUB = 4
 _MOST_HOPS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class GraphStatistics:
-    """Counts of a graph. ``edges`` are those stored: both directions of an ``undirected`` one, which is its own
-    transpose. ``labelled`` nodes are trained on and scored. ``hub``: the most in-neighbours of a node, where known.
-    ``feature_dtype``: of the features on disk. ``source``: where the figures are from, for people to read.
-    """
+    """Counts that describe a graph. ``edges``: stored edges; an ``undirected`` graph stores both directions and is its
+    own transpose. ``labelled``: nodes that are trained on and scored. ``hub``: the largest in-degree, if known.
+    ``feature_dtype``: of the features on disk. ``source``: where the figures are from, for people to read."""
 
     name: str
     nodes: int
@@ -46,17 +45,18 @@ class GraphStatistics:
 
     @property
     def bias(self) -> int:
-        """Times the mean degree of the first rows in hop order; 1 where there is nothing to leave out."""
+        """The mean degree of the first rows in hop order, relative to the graph's; 1 if no rows can be left out."""
         return BIAS if self.labelled < self.nodes else 1
 
     @property
     def most_neighbours(self) -> int:
-        """The neighbours of the largest hub, assumed where they are not known."""
+        """The largest in-degree, assumed if it is not known."""
         return min(self.edges, _HUB * isqrt(self.edges) if self.hub is None else self.hub)
 
 
 def reach(graph: GraphStatistics) -> list[int]:
-    """Element d: rows within d steps backwards over in-edges of the labelled ones, as assumed above; the last: all."""
+    """Return, as element d, the number of rows within d hops backwards over in-edges of the labelled ones, as assumed
+    above."""
     reached = [graph.labelled]
     new = graph.labelled
     while reached[-1] < graph.nodes and len(reached) < _MOST_HOPS:
@@ -69,9 +69,10 @@ def reach(graph: GraphStatistics) -> list[int]:
 
 
 def spread_edges(graph: GraphStatistics, tile_rows: int) -> Sequence[int]:
-    """``tile_edges`` of a graph that is not here: entry i counts the edges of tiles 0…i-1. Eight bytes a tile.
+    """Return ``tile_edges`` for a graph that is not here: entry i counts the edges of tiles 0…i-1. It takes eight bytes
+    a tile.
 
-    The first tile has the hub; the others have ``bias`` times the mean degree, for as long as there are edges.
+    The first tile has the hub. The others have ``bias`` times the mean degree until all edges are used up.
     """
     tiles = -(-graph.nodes // tile_rows)
     a_tile, first, nodes, edges = graph.bias * graph.edges * tile_rows, graph.most_neighbours, graph.nodes, graph.edges
@@ -103,6 +104,6 @@ KNOWN = {graph.name: graph for graph in _KNOWN}
 
 
 def known_graph(name: str) -> GraphStatistics | None:
-    """The one graph that has ``name`` in its own, in whatever case; None where none has, or several."""
+    """Return the one known graph whose name contains ``name``, in any case; None if there is none, or more than one."""
     found = [graph for graph in _KNOWN if name.lower() in graph.name.lower()]
     return found[0] if len(found) == 1 else None

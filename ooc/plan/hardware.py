@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine as the planner sees it: how much memory it has and how fast each of its parts is.
+"""A machine as the planner sees it: how much memory it has, and how fast each of its parts is.
 
-Plain data, from a profile of the machine at hand, from a file, or from a data sheet; every rate is in bytes, values
-or multiply-adds a second, every time in seconds.
+Plain data from a profile of this machine, from a file or from a data sheet. Rates are in bytes, values or multiply-adds
+a second, times in seconds.
 """
 
 from bisect import bisect_right
@@ -17,17 +17,17 @@ from ooc.errors import HardwareError
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A measured function, linear between its ``points`` (x, y), x ascending.
+    """A measured function, linear between its ``points`` (x, y), which are ascending in x.
 
-    Before the first point it is constant; beyond the last it goes on through the origin's proportion where
-    ``proportional``, and is constant otherwise.
+    It is constant before the first point. Beyond the last point it is proportional to x if ``proportional``, otherwise
+    constant.
     """
 
     points: tuple[tuple[float, float], ...]
     proportional: bool = False
 
     def at(self, x: float) -> float:
-        """The value at ``x``."""
+        """Return the value at ``x``."""
         after = bisect_right(self.points, (x, float("inf")))
         if after == 0:
             return self.points[0][1]
@@ -64,7 +64,7 @@ def _text(value: Any) -> str:
 
 
 def _rates(value: Any) -> dict[str, float]:
-    """By dtype."""
+    """Read rates by dtype."""
     if not isinstance(value, Mapping):
         raise HardwareError(f"must be an object, not {value!r}")
     if "float32" not in value:
@@ -73,7 +73,7 @@ def _rates(value: Any) -> dict[str, float]:
 
 
 def _curve(value: Any, *, proportional: bool = False) -> Curve:
-    """A list of [x, y], or one number that holds everywhere."""
+    """Read a list of [x, y], or one number that holds everywhere."""
     if not isinstance(value, Sequence) or isinstance(value, str):
         return Curve(((1.0, _number(value)),))
     points = []
@@ -92,11 +92,12 @@ _Count = Annotated[int, partial(_whole, least=1)]
 _CountOrZero = Annotated[int, partial(_whole, least=0)]
 _Rates = Annotated[Curve, _curve]
 _Times = Annotated[Curve, partial(_curve, proportional=True)]
-"""Types of a file's entries, with what reads one or says what it must be."""
+"""Types of the entries of a hardware file, each with the function that reads it or says what it must be."""
 
 
 def _read(kind: type, data: Mapping[str, Any], where: str) -> Any:
-    """The ``kind`` that ``data`` describes; HardwareError naming ``where`` and the entry that is wrong."""
+    """Return the ``kind`` that ``data`` describes. Raises HardwareError naming ``where`` and the entry that is
+    wrong."""
     known = {f.name: f for f in fields(kind)}
     if unknown := sorted(set(data) - known.keys()):
         raise HardwareError(f"{where}: {', '.join(unknown)} is nothing that a machine has")
@@ -122,9 +123,10 @@ def _read(kind: type, data: Mapping[str, Any], where: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """The drive of the spill directory. ``both_ways_bytes_per_s``: reads and writes together, when both go on.
+    """The drive of the spill directory. ``both_ways_bytes_per_s``: the sum of both rates while it reads and writes at
+    once.
 
-    Rates are by bytes of a request, with as many requests in flight as give the most.
+    Rates depend on the bytes of a request, with as many requests in flight as give the highest rate.
     """
 
     read_bytes_per_s: _Rates
@@ -135,29 +137,29 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """The way between host memory and a device with memory of its own, from and to pinned memory."""
+    """The connection between pinned host memory and a device with memory of its own."""
 
     to_device_bytes_per_s: _Positive
     to_host_bytes_per_s: _Positive
 
     @property
     def there_and_back_bytes_per_s(self) -> float:
-        """Of as much each way, one after the other."""
+        """The rate of moving the same bytes to the host and back, one after the other."""
         return 1 / (1 / self.to_host_bytes_per_s + 1 / self.to_device_bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """What computes: the CPU with all its threads, or a GPU.
+    """The processor that computes: the CPU with all its threads, or a GPU.
 
-    ``pull_seconds_per_edge``: of one gathered and added row, by its bytes, out of a slab far larger than the cache;
-    ``cached_pull_seconds_per_edge``: out of one that lies in it (None: no faster); ``cache_bytes``: how much of a slab
-    it holds. ``pull_seconds_per_row``: of a pulled row besides, however many edges it has. ``multiplies_per_s``:
-    multiply-adds of a dense product, by dtype. ``stream_bytes_per_s``: bytes read and written by element-wise work,
-    as ``Stage.streamed_bytes_per_row`` counts them; ``computed_bytes_per_s``: by what pulls compute for edges, as
-    ``EdgeWork`` counts it, opaque layers aside (0: the same). ``seconds_per_step``, ``seconds_per_tile`` and
-    ``seconds_per_operator``: of what a step, a tile of a row pass, and an operator on a tile cost however few rows they
-    have; the interpreter runs one at a time, so threads do not share these.
+    ``pull_seconds_per_edge``: seconds to gather and add one row, by its bytes, from a slab far larger than the cache;
+    ``cached_pull_seconds_per_edge``: from a slab that lies in the cache (None: no faster); ``cache_bytes``: how much of
+    a slab the cache holds. ``pull_seconds_per_row``: further seconds for each pulled row, however many edges it has.
+    ``multiplies_per_s``: multiply-adds of dense products, by dtype. ``stream_bytes_per_s``: bytes that element-wise
+    work reads and writes, as ``Stage.streamed_bytes_per_row`` counts them. ``computed_bytes_per_s``: the same for what
+    pulls compute for edges, as ``EdgeWork`` counts it, without opaque layers (0: the same rate). ``seconds_per_step``,
+    ``seconds_per_tile`` and ``seconds_per_operator``: the fixed cost of a step, of a tile in a row pass, and of an
+    operator. The interpreter runs one thread at a time, so threads do not share these.
     """
 
     pull_seconds_per_edge: _Times
@@ -174,13 +176,13 @@ class Processor:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """One machine. ``device_memory_bytes`` is 0 and ``wire`` None where the CPU computes: then both budgets are of the
-    same memory, and no block is copied from one to the other.
+    """One machine. If the CPU computes, ``device_memory_bytes`` is 0 and ``wire`` is None; both budgets are then of the
+    same memory, and no block is copied between them.
 
-    ``threads``: of the CPU, at which its rates were measured. ``seconds_per_block`` and ``seconds_per_moved_byte``: of
-    the processor's time, all threads sharing it, for moving one block to or from the SSD, checksums included.
-    ``overlap``: the part of the time of the resources that are not the bottleneck which is hidden behind it (1: all).
-    ``source``: where the figures are from, for people to read.
+    ``threads``: the CPU threads at which the rates were measured. ``seconds_per_block`` and ``seconds_per_moved_byte``:
+    processor time, shared by all threads, to move a block to or from the SSD, checksums included. ``overlap``: the
+    fraction of the time of all resources but the bottleneck that is hidden behind it (1: all). ``source``: where the
+    figures are from, for people to read.
     """
 
     name: Annotated[str, _text]
@@ -197,7 +199,7 @@ class Hardware:
     seconds_per_moved_byte: _Number = 0.0
 
     def moving_s(self, nbytes: float, blocks: float = 1.0) -> float:
-        """Of the processor's time, for moving so much to or from the SSD."""
+        """Return the seconds of processor time to move this much to or from the SSD."""
         return blocks * self.seconds_per_block + nbytes * self.seconds_per_moved_byte
 
     @property
@@ -205,13 +207,14 @@ class Hardware:
         return self.wire is not None
 
     def as_dict(self) -> dict[str, Any]:
-        """For a file: ``from_dict`` gives the same again."""
+        """Return the machine as plain data for a file; ``from_dict`` reads it back."""
         described: dict[str, Any] = _plain(self)
         return described
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, where: str = "hardware") -> Self:
-        """The machine that ``data`` describes; HardwareError naming ``where`` and the entry that is wrong."""
+        """Return the machine that ``data`` describes. Raises HardwareError naming ``where`` and the entry that is
+        wrong."""
         machine: Self = _read(cls, data, where)
         return machine
 
@@ -244,7 +247,7 @@ UNMEASURED = Hardware(
     seconds_per_block=1.3e-4,
     overlap=0.85,
 )
-"""What the planner goes by where nobody has measured."""
+"""The machine that the planner assumes if nobody has measured one."""
 
 UNMEASURED_DEVICE = replace(
     UNMEASURED,
@@ -260,7 +263,7 @@ UNMEASURED_DEVICE = replace(
     ),
     wire=Wire(to_device_bytes_per_s=1.2e10, to_host_bytes_per_s=1.2e10),
 )
-"""The same for a device with memory of its own: nobody has measured one yet."""
+"""The machine with a GPU that the planner assumes; these rates have not been measured on one."""
 
 
 def _plain(value: Any) -> Any:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be done, before anybody has decided where anything is kept.
+"""The planner's input: the work of a model on a graph, before it is decided where any data is kept.
 
-A model is local stages with aggregations between them. A ``Stage`` is one local stage: for every row it
-loads rows of some matrices, pulls rows of others over the graph's edges, and stores rows. The planner turns
-each stage into one row pass, or into a column pass and a row pass where the pulled matrix does not fit.
+A model consists of local stages with aggregations between them. A ``Stage`` is one local stage: for every row it loads
+rows of some matrices, pulls rows of others over the graph's edges (gathers and reduces them), and stores rows. The
+planner turns each stage into one row pass, or into a column pass and a row pass if the pulled matrix does not fit into
+memory.
 """
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
@@ -16,11 +17,11 @@ from typing import Any
 from ooc.plan.layout.shuffle import GatheredRows
 
 ALL_ROWS = 1 << 62
-"""That a stage computes at a time where it takes those of a tile together."""
+"""The value of ``Stage.rows_at_once`` for stages that need all rows of a tile together."""
 
 
 class Fate(Enum):
-    """Where a matrix waits between its writer and its readers."""
+    """Where a matrix waits between the pass that writes it and those that read it."""
 
     DEVICE = "device"
     HOST = "host"
@@ -29,81 +30,83 @@ class Fate(Enum):
 
 
 class Kind(Enum):
-    """Who writes a matrix, and how long it lasts."""
+    """Which code writes a matrix, and how long its content lasts."""
 
     STORE = "store"
-    """Part of the converted store: on the SSD already, read only."""
+    """Part of the converted store: already on the SSD, read only."""
     CONSTANT = "constant"
     """Written once by the preparation, read by every epoch."""
     SCRATCH = "scratch"
     """Written and read again within every epoch."""
     BITS = "bits"
-    """The same, holding bits, eight in each of its columns of one byte: never rounded, never pulled."""
+    """Like SCRATCH, but holds bits, eight in each one-byte column; never rounded and never pulled."""
     LEARNT = "learnt"
-    """Read by every epoch and replaced by the last pass that reads it: as the SSD has it until then, and again when it
-    ends."""
+    """Rows of a learnt embedding: read by every epoch, and replaced by the last pass that reads them."""
 
     @property
     def lasts(self) -> bool:
-        """Whether it is still there in the next epoch."""
+        """Whether the content is still valid in the next epoch."""
         return self in (Kind.STORE, Kind.CONSTANT, Kind.LEARNT)
 
 
 class Direction(Enum):
-    """Whose neighbours are summed: over a row's in-edges (forward) or its out-edges (backward)."""
+    """Which edges a pull goes along: a row's in-edges (forward), its out-edges (backward), or one of the following."""
 
     IN = "in"
     OUT = "out"
     FEATURES = "x"
-    """None of the graph: from a row to the columns where its features are not zero, if the others are not kept."""
+    """Not edges of the graph: from a row to the columns in which its features are not zero, if only those are
+    stored."""
     LINKS = "links"
-    """None of the graph's edges, but the links whose losses are taken: from their heads to their tails."""
+    """Not edges of the graph: from the heads to the tails of the links whose loss is computed."""
     LINKS_REVERSED = "links reversed"
-    """The same from their tails to their heads."""
+    """As ``LINKS``, from tails to heads."""
     SCORED_LINKS = "scored links"
-    """None of the graph's edges, but the links that are scored: from their heads to their tails."""
+    """Not edges of the graph: from the heads to the tails of the links that are scored."""
     SCORED_LINKS_REVERSED = "scored links reversed"
-    """The same from their tails to their heads."""
+    """As ``SCORED_LINKS``, from tails to heads."""
 
     @property
     def of_edges(self) -> bool:
-        """Whether it is the graph's own edges."""
+        """Whether these are the graph's own edges."""
         return self in (Direction.IN, Direction.OUT)
 
     @property
     def lasts(self) -> bool:
-        """Whether it is the same in every step."""
+        """Whether the edges are the same in every step."""
         return self.of_edges or self is Direction.FEATURES
 
 
 @dataclass(frozen=True, slots=True)
 class RelationEdges:
-    """The edges of one type of a graph with several, over in-edges or out-edges: ``folder`` is the store's name of it.
+    """The in-edges or out-edges of one edge type of a graph with several. ``folder`` is the edge type's name in the
+    store.
 
-    Its rows are nodes of one type, its neighbours of the same or another one."""
+    The rows are nodes of one type; their neighbours are nodes of the same or another type.
+    """
 
     folder: str
     direction: Direction
 
     @property
     def value(self) -> str:
-        """As of a ``Direction``: what the store calls this topology."""
+        """The name of this topology in the store, as for a ``Direction``."""
         return f"edges/{self.folder}/{self.direction.value}"
 
     @property
     def of_edges(self) -> bool:
-        """As of a ``Direction``: these are edges."""
+        """True, as for a ``Direction`` of edges."""
         return True
 
     lasts = of_edges
 
 
 EdgesKey = Direction | RelationEdges
-"""Which topology: of a graph with types each edge type has its own ones."""
+"""The key of a topology. A graph with types has one for each edge type and direction."""
 
 
 class EdgeData(Enum):
-    """What edges carry beside their two ends."""
+    """Data that an edge carries beside its two ends."""
 
     WEIGHT = "weight"
     FEATURES = "features"
@@ -111,7 +114,8 @@ class EdgeData(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """``rows`` × ``columns`` values of ``itemsize`` bytes, one row a node, of type ``space`` ("": there is but one)."""
+    """A matrix of ``rows`` × ``columns`` values of ``itemsize`` bytes, with one row for each node of type ``space``
+    ("": the graph has only one type)."""
 
     name: str
     rows: int
@@ -127,11 +131,11 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class EdgeWork:
-    """What a pull that computes something for every edge takes beside fetching, by how long it takes: so many bytes of
-    element-wise work for every edge of a slab, ``bytes_per_edge_and_head`` for each head in it besides, and
-    ``bytes_per_row`` of all groups together; of an opaque layer multiply-adds of its dense products; and so many
-    ``operators`` a tile, of an opaque layer each time that it is run. So much of these is spared where what the layer
-    has recorded before is retained."""
+    """The work of a pull that computes something for every edge, beyond fetching rows; it determines how long the pull
+    takes. Element-wise work is ``bytes_per_edge`` for each edge and slab, ``bytes_per_edge_and_head`` for each head in
+    the slab, and ``bytes_per_row`` for all groups together. ``operators``: calls of operators for each tile, or for
+    each run of an opaque layer. An opaque layer also has multiply-adds of dense products. The ``retainable`` figures
+    are saved where the forward pass's recording is retained."""
 
     bytes_per_edge: int
     bytes_per_edge_and_head: int = 0
@@ -145,23 +149,25 @@ class EdgeWork:
 
 @dataclass(frozen=True, slots=True)
 class PerEdge:
-    """What sets a pull apart that computes something for every edge, as attention and maxima do, from a plain sum.
+    """How a pull that computes something for every edge, such as attention or a maximum, differs from a plain sum.
 
-    Its columns come in ``groups`` that know nothing of one another (the heads of an attention). Source, own rows and
-    output all lie group after group, so that a slab of whole groups of the source gives one of the output, of
-    ``columns`` columns in all. ``own``: the matrix of which a row needs its own row beside what it pulls; None: none,
-    or that of the source, of which a slab has all rows. ``beside``: one more such matrix. Temporaries of one call, all
-    groups together, are ``bytes_per_edge`` for at most ``edges_at_once`` edges (or ``row_edges``, of a row whose edges
-    are taken together) and every row, and ``bytes_per_row``; ``fixed_bytes`` besides, however many groups there are,
-    and ``held_bytes`` where a row's edges come in several pieces. Without ``edges_at_once`` nothing is made for an
-    edge. ``opaque``: what an opaque layer makes of a tile's rows, all together, so that they are always cut
-    into the same tiles; ``waiting_bytes_per_edge``: of what it finds for other rows of each tile, until that is added
-    to them; of a tile with more than ``waiting_edges`` nothing waits: it is computed once more while it is added.
-    ``slices``: how many groups, from the first on, are slices of one head: where a slab has several of them, what is
-    computed for an edge is computed once. ``work``: how long that takes (None: as to stream the temporaries of edges).
-    ``as_kept``: it takes the source's values as they are kept, however narrow. ``pads``: rows that are run together
-    have to be of about as many edges, since all have room for those of any. ``apart``: rows that pull are of another
-    matrix than the source, so that none of them is a neighbour. ``together``: what needs a row's edges at once.
+    Its columns come in ``groups`` that are independent of one another (the heads of an attention). Source, own rows and
+    output all store group after group, so a slab of whole groups of the source gives a slab of the output, which has
+    ``columns`` columns in all. ``own``: the matrix whose row a target needs beside its neighbours' rows (None: no such
+    row, or the source's, of which a slab has all rows). ``beside``: a second such matrix.
+
+    Temporaries of one call, for all groups together: ``bytes_per_edge`` for at most ``edges_at_once`` edges (or
+    ``row_edges``, if a row's edges are needed together), ``bytes_per_row`` for each row, ``fixed_bytes`` however many
+    groups there are, and ``held_bytes`` if a row's edges come in several pieces. If ``edges_at_once`` is 0, nothing is
+    allocated for edges. ``slices``: how many successive groups are slices of one head; a slab with several of them
+    computes an edge's weight once. ``work``: how long the work on edges takes (None: as long as streaming the
+    temporaries of edges). ``as_kept``: the kernel reads source values in their stored precision.
+
+    For opaque layers (``opaque``), a tile's rows are always computed together, so they are always cut into the same
+    tiles. ``waiting_bytes_per_edge``: bytes of the gradients for neighbours that wait until they are added; a tile with
+    more than ``waiting_edges`` edges computes them a second time instead. ``pads``: every row is padded to the longest,
+    so rows run together should have about as many edges. ``apart``: target rows are of another matrix than the source,
+    so none of them is a neighbour. ``together``: the reason, for messages, that a row's edges are needed at once.
     """
 
     groups: int
@@ -185,35 +191,36 @@ class PerEdge:
     together: str = ""
 
     def heads(self, groups: int) -> int:
-        """How many heads ``groups`` are slices of, in a slab."""
+        """Return the number of heads that ``groups`` groups of a slab belong to."""
         return -(-groups // self.slices)
 
     def waiting_nbytes(self, edges: int, rows: int) -> int:
-        """Of what is found for other rows, of a tile of so many rows and edges."""
+        """Return the bytes of gradients for neighbours that wait, for a tile with this many edges and rows."""
         return (min(edges, self.waiting_edges) + rows) * self.waiting_bytes_per_edge
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """How a device makes plain sums: rows with more than ``edges`` edges in stretches of at most so many, of which it
-    has ``bytes_each`` of lists, and that go into a workspace of ``itemsize`` bytes a column, then are added up."""
+    """How a device sums long rows: a row with more than ``edges`` edges is cut into stretches of at most that many.
+    Each stretch takes ``bytes_each`` bytes of lists, and its sum goes into a workspace of ``itemsize`` bytes a column
+    before the sums are added up."""
 
     edges: int
     itemsize: int
     bytes_each: int
 
     def nbytes(self, *, edges: int, columns: int) -> int:
-        """A bound on what it takes beside the result for rows with so many edges together."""
+        """Return a bound on the bytes needed beside the result, for rows that have ``edges`` edges together."""
         return 2 * (edges // self.edges) * (columns * self.itemsize + self.bytes_each)
 
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """``output[i] = Σ_j source[j]`` over the neighbours ``j`` of row ``i``, plus a self term if the model has one; or,
-    with ``per_edge``, what a kernel makes of the neighbours' rows. ``edge_data`` is read along with the edges: with
-    weights it is ``Σ_j w_ij source[j]``. ``scattered``: a matrix, in memory whole or spilled as partial sums
-    (``ooc.plan.layout.shuffle``), to whose rows the kernel adds what it finds for the neighbours, tile after tile.
-    ``kept``: the matrix that the stage stores what it has pulled in, just as it is."""
+    """``output[i] = Σ_j source[j]`` over the neighbours ``j`` of row ``i``, plus a self term if the model has one. With
+    ``per_edge``, a kernel computes something else from the neighbours' rows. ``edge_data`` is read along with the
+    edges; with weights the sum is ``Σ_j w_ij source[j]``. ``scattered``: a matrix to whose rows the kernel adds its
+    results for the neighbours, tile after tile; it is in memory whole or spilled as partial sums
+    (``ooc.plan.layout.shuffle``). ``kept``: the matrix in which the stage stores the pulled rows unchanged."""
 
     source: str
     output: str
@@ -230,32 +237,33 @@ class Pull:
 
     @property
     def added_to(self) -> tuple[str, ...]:
-        """The matrix that it scatters to, if there is one."""
+        """The matrix that the pull scatters to, if any."""
         return () if self.scattered is None else (self.scattered,)
 
     @property
     def own(self) -> tuple[str, ...]:
-        """The matrices of which a row needs its own row beside what it pulls."""
+        """The matrices whose own row a target needs beside its neighbours' rows."""
         kind = self.per_edge
         return () if kind is None else tuple(name for name in (kind.own, kind.beside) if name is not None)
 
     def output_columns(self, columns: int, of: int) -> int:
-        """Columns of the output that ``columns`` of the source's ``of`` columns, whole groups, give."""
+        """Return how many output columns come from ``columns`` columns, in whole groups, of a source that has ``of``
+        columns."""
         return columns if self.per_edge is None else columns * self.per_edge.columns // of
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One local stage over the first ``rows`` rows of nodes of type ``space``: ``loads`` and at most one ``pull`` in,
-    ``stores`` out.
+    """One local stage over the first ``rows`` rows of nodes of type ``space``: it loads matrices, pulls at most one,
+    and stores others.
 
-    A loaded or pulled matrix may have fewer rows than the stage: gradients of rows that are not there are zero.
-    ``scratch_bytes_per_row`` bounds the temporaries alive at once while a tile of rows is computed; with
-    ``entry_bytes`` features without their zeros come in, too, and take so much for each entry of a tile and
-    ``beside_bytes``. ``multiplies_per_row`` are the multiply-adds of its dense products, ``streamed_bytes_per_row``
-    what its element-wise work reads and writes in memory, loads and stores included (0: not known; then loads and
-    stores stand for it), and ``operators`` how many operators run on a tile, however few rows it has. Where rows are
-    nothing to one another, and nothing is summed over them, no more than ``rows_at_once`` are computed at a time.
+    A loaded or pulled matrix may have fewer rows than the stage; gradients of missing rows are zero.
+    ``scratch_bytes_per_row`` bounds the temporaries alive at once while a tile is computed. With ``entry_bytes``,
+    sparse features are read as well; they take that much for each entry of a tile, and ``beside_bytes`` in all.
+    ``multiplies_per_row``: multiply-adds of its dense products. ``streamed_bytes_per_row``: bytes that its element-wise
+    work reads and writes, loads and stores included (0: unknown, estimated from loads and stores). ``operators``:
+    operators called for a tile, however few rows it has. ``rows_at_once``: if rows are independent and nothing is
+    summed over them, at most this many are computed at a time.
     """
 
     name: str
@@ -275,15 +283,15 @@ class Stage:
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """All matrices that it writes."""
+        """All matrices that the stage writes."""
         return self.stores if self.pull is None else (*self.stores, *self.pull.added_to)
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What forward stage number ``stage`` keeps for the backward pass: ``matrices``.
+    """The ``matrices`` that forward stage number ``stage`` keeps for the backward pass.
 
-    ``recomputable``: there is a workload where the backward pass recomputes all of it instead.
+    ``recomputable``: another workload exists in which the backward pass recomputes all of them.
     """
 
     stage: int
@@ -293,7 +301,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class EdgeArray:
-    """``columns`` values of ``itemsize`` bytes for every edge, in the order of a direction's edges."""
+    """``columns`` values of ``itemsize`` bytes for every edge, in the order of one direction's edges."""
 
     columns: int
     itemsize: int
@@ -305,10 +313,10 @@ class EdgeArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Topology:
-    """One direction of the graph: ``tile_edges[i]`` is the number of edges of tiles 0…i-1 (a coarse indptr).
-    ``data``: what is read of that direction's edges besides. ``halo``: where several processes each compute a share of
-    the rows, those of others that the edges into this one's lead to, ascending (None: any); ``halo_rows``: how many
-    these are of the process that has most, before they are known."""
+    """The edges of one direction. ``tile_edges[i]`` is the number of edges of tiles 0…i-1 (a coarse indptr). ``data``:
+    arrays that are read along with the edges. ``halo``: with several processes, the rows of other processes that this
+    one's in-edges lead to, ascending (None: any row). ``halo_rows``: an upper bound for the length of ``halo``, over
+    all processes, before it is known."""
 
     direction: EdgesKey
     index_itemsize: int
@@ -323,26 +331,26 @@ class Topology:
 
     @property
     def arrays(self) -> dict[EdgeData | None, EdgeArray]:
-        """All that is read of the edges: None is their indices."""
+        """All arrays that are read of the edges; the key None stands for their indices."""
         indices: dict[EdgeData | None, EdgeArray] = {None: EdgeArray(1, self.index_itemsize)}
         return indices | dict(self.data)
 
     def edges_of(self, rows: range, tile_rows: int) -> int:
-        """The edges of ``rows``, rounded to whole tiles."""
+        """Return the number of edges of ``rows``, rounded to whole tiles."""
         last = len(self.tile_edges) - 1
         return self.tile_edges[min(last, -(-rows.stop // tile_rows))] - self.tile_edges[rows.start // tile_rows]
 
     def edge_bytes(self, data: Collection[EdgeData]) -> int:
-        """Bytes of an edge with ``data``."""
+        """Return the bytes of one edge with ``data``."""
         return self.index_itemsize + sum(self.data[kind].edge_bytes for kind in data)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bucketing:
-    """How sources can be shuffled to those who gather them (``ooc.plan.layout.shuffle``): by the edges of
-    ``direction``, out of every row, and ``gathered`` many at a time, which is counted when it is first asked for.
-    ``exact``: no fewer are (of links there may be, as other ones are drawn for every step). ``gathers_own``: those who
-    gather are sources, too, and gather their own rows."""
+    """How sources can be shuffled to the rows that gather them (``ooc.plan.layout.shuffle``): along the edges of
+    ``direction``, out of every row. ``gathered`` counts the rows, when it is first asked. ``exact``: the count is
+    exact; for links, which are drawn anew for every step, it is an upper bound. ``gathers_own``: the gathering rows are
+    sources, too, and also gather their own rows."""
 
     direction: EdgesKey
     gathered: GatheredRows
@@ -352,39 +360,40 @@ class Bucketing:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What process ``rank`` computes: neighbouring rows of the nodes of each type. ``every``: by type, those of every
-    process."""
+    """The rows that process ``rank`` computes: a contiguous range of the nodes of each type. ``every``: the ranges of
+    all processes, by type."""
 
     rank: int
     every: Mapping[str, Sequence[range]]
 
     @property
     def count(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
         return max(map(len, self.every.values()))
 
     @property
     def rows(self) -> dict[str, range]:
-        """This process's, by type."""
+        """The ranges of this process, by type."""
         return {space: some[self.rank] for space, some in self.every.items()}
 
     def own(self, space: str, rows: int) -> range:
-        """Which of the first ``rows`` rows of nodes of a type."""
+        """Return the range of this process among the first ``rows`` rows of a type."""
         return self.of(self.rank, space, rows)
 
     def of(self, rank: int, space: str, rows: int) -> range:
-        """The same of any process; their numbers go round."""
+        """Return the range of process ``rank`` (modulo the number of processes) among the first ``rows`` rows of a
+        type."""
         some = self.every[space]
         share = some[rank % len(some)]
         return range(min(rows, share.start), min(rows, share.stop))
 
     def in_turn(self, space: str, rows: int) -> list[range]:
-        """In which order the process pulls the first ``rows`` rows for all: those of the process behind it, of the one
-        behind that, …, its own last. So each is sent some by one other at a time."""
+        """Return all processes' ranges of the first ``rows`` rows, in the order in which this process pulls for them:
+        the next process first, its own rows last. So each process receives from one other at a time."""
         return [self.of(self.rank + by, space, rows) for by in range(1, self.count + 1)]
 
     def __len__(self) -> int:
-        """Rows of all types."""
+        """Return the number of this process's rows, over all types."""
         return sum(map(len, self.rows.values()))
 
 
@@ -392,18 +401,20 @@ class Share:
 class Workload:
     """Everything the planner needs to know of a model on a graph.
 
-    ``programs`` are the stage sequences, in the order they may run: ``prepare`` once, then ``train`` and ``evaluate``
-    any number of times. ``fixed_host_bytes`` and ``fixed_device_bytes`` are always there (row offsets and scalings;
-    parameters, their gradients and the optimizer's moments). ``threads`` tiles are computed at once, in ``dtype``, and
-    ``tasks_ahead`` are under way or wait, or one for each. ``kept`` says what waits for the backward pass, in the order
-    of the forward stages; ``recomputed`` matrices do not: it computes them again. Kernels take values of
-    ``pulled_itemsize`` bytes; plain sums, with ``sums_as_kept``, and what says so of itself, values as they are kept.
-    ``scatter_counts``: by matrix that a pull scatters to, how often something is added to a row of its tiles 0…i-1;
-    without that, it can only be in memory whole. ``parts``: how plain sums are made where that takes memory.
-    ``bucketing``: by direction, how what opaque layers gather over its edges can be shuffled; without that, it can only
-    be in memory whole. ``share``: what this process computes, of each stage as many of its rows as that has (None:
-    all). ``state_bytes``: that the optimizer reads from the SSD and writes there to make its step. ``line_bytes``: of
-    which rows in memory that plain sums pull are better whole multiples (1: of none).
+    ``programs``: the sequences of stages, in the order they may run: ``prepare`` once, then ``train`` and ``evaluate``
+    any number of times. ``fixed_host_bytes`` and ``fixed_device_bytes``: memory that is always taken (row offsets and
+    scalings; parameters, their gradients and the optimizer's state). ``threads`` tiles are computed at once, in
+    ``dtype``; at most ``tasks_ahead`` are running or waiting, or one for each thread. ``kept``: the matrices that wait
+    for the backward pass, in the order of the forward stages. ``recomputed``: matrices that the backward pass computes
+    again instead.
+
+    Kernels read values of ``pulled_itemsize`` bytes; with ``sums_as_kept``, plain sums read values in their stored
+    precision. ``scatter_counts``: for each matrix that a pull scatters to, how often something is added to the rows of
+    tiles 0…i-1; a matrix without counts can only be in memory whole. ``parts``: how long rows are summed, where that
+    takes memory. ``bucketing``: by direction, how the sources of opaque layers can be shuffled; without it they can
+    only be in memory whole. ``share``: the rows that this process computes (None: all). ``state_bytes``: optimizer
+    state that a step reads from the SSD and writes back. ``line_bytes``: rows that plain sums pull from memory are best
+    a multiple of this (1: any).
     """
 
     rows: int
@@ -427,15 +438,15 @@ class Workload:
     state_bytes: int = 0
     line_bytes: int = 1
     leanest: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """The choices of least memory that were found, which depend on no budget."""
+    """Layouts with the least memory found so far; they do not depend on budgets."""
 
     def own(self, space: str, rows: int) -> range:
-        """Which of the first ``rows`` rows of nodes of a type this process computes."""
+        """Return the range that this process computes among the first ``rows`` rows of a type."""
         return range(rows) if self.share is None else self.share.own(space, rows)
 
     @property
     def part_edges(self) -> int:
-        """A row's edges may be cut at multiples of so many from its own first."""
+        """A row's edges may be cut at multiples of this, counted from the row's first edge."""
         return 1 if self.parts is None else self.parts.edges
 
     @cached_property
@@ -450,15 +461,15 @@ class Workload:
 
     @cached_property
     def tile_bytes(self) -> int:
-        """What all threads compute tiles of rows in, at least."""
+        """The least bytes in which all threads can each compute a tile of rows."""
         tiles = (min(one.rows, self.tile_rows, one.rows_at_once) * one.scratch_bytes_per_row for one in self.stages)
         return self.threads * max(tiles, default=0)
 
     @cached_property
     def shardable(self) -> frozenset[str]:
-        """The matrices whose slabs may be sharded among the processes, each of which pulls its own for all rows:
-        those that are pulled over edges, by no opaque layer, and that a program writes before it pulls them, as it does
-        what rows bring to the pull."""
+        """The matrices whose slabs can be sharded among the processes, each of which then pulls its own slabs for all
+        rows. A matrix qualifies if it is pulled over edges, by no opaque layer, and if the program itself writes it,
+        and all own rows of the pull, beforehand."""
         found = {pull.source for pull in self.pulls}
         for stage in self.stages:
             if (pull := stage.pull) is not None:
@@ -470,31 +481,32 @@ class Workload:
         return frozenset(name for name in found if processes_of(self.share) > 1 and self.sharded_widths(name))
 
     def sharded_widths(self, name: str) -> tuple[int, ...]:
-        """Columns of a slab of matrix ``name``, the most first, so that all processes have as many slabs."""
+        """Return the widths of slabs of matrix ``name``, widest first, with which all processes have equally many
+        slabs."""
         columns, kind = self.matrices[name].columns, self.groupings.get(name)
         groups, slices = (columns, 1) if kind is None else (kind.groups, kind.slices)
         return tuple(columns // groups * some for some in sharded_widths(groups, processes_of(self.share), slices))
 
     @cached_property
     def groupings(self) -> dict[str, PerEdge]:
-        """By matrix of which some pull is no plain sum: how its columns lie."""
+        """How the columns of a matrix are grouped, for each matrix that some pull does not just sum."""
         return {pull.source: pull.per_edge for pull in self.pulls if pull.per_edge}
 
 
 def results_at_once(threads: int, tasks_ahead: int) -> int:
-    """How many tiles' results there are before they are added up, those being computed included."""
+    """Return how many tiles' results exist at once before they are added up, those being computed included."""
     return 1 if threads == 1 else max(threads, tasks_ahead) + 1
 
 
 def processes_of(share: Share | None) -> int:
-    """How many there are."""
+    """Return the number of processes."""
     return 1 if share is None else share.count
 
 
 @lru_cache(maxsize=64)
 def sharded_widths(groups: int, count: int, slices: int = 1) -> tuple[int, ...]:
-    """Groups of columns of a slab, the most first, so that ``count`` processes have as many slabs each: whole heads, of
-    which each is so many ``slices``, or as many of one."""
+    """Return the widths of slabs, in groups of columns and widest first, with which ``count`` processes have equally
+    many slabs. A slab has whole heads of ``slices`` groups each, or an equal part of one head."""
     fitting = (width for width in range(-(-groups // count), 0, -1) if width % slices == 0 or slices % width == 0)
     narrowest = {-(-groups // width): width for width in fitting}
     return tuple(width for slabs, width in narrowest.items() if slabs % count == 0)

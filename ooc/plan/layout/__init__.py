@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How passes cut and hold their matrices.
+"""Layouts: how passes cut their matrices into blocks, and which memory holds them.
 
-Reading order: ``grid`` (blocks of a matrix on disk), ``passes`` (how each matrix of a plan is cut; row and column
-passes), ``layout`` (from choices to all of these), ``temporaries`` (memory of tiles beside them), ``shuffle`` and
-``bucketing`` (what is spilled by its receivers where a matrix is not in memory).
+Reading order: ``grid`` (blocks of a matrix in its file), ``passes`` (how each matrix of a plan is cut; row and column
+passes), ``layout`` (from a choice to all of these), ``temporaries`` (memory for tiles beside them), ``shuffle`` and
+``bucketing`` (what is spilled in buckets, by the rows that need it, if a matrix is not in memory).
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The passes that shuffle a source's rows (``ooc.plan.layout.shuffle``), where a stage gathers from what is not in
+"""The passes that shuffle a source's rows (``ooc.plan.layout.shuffle``) for a stage that gathers from a matrix not in
 memory."""
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,15 +12,15 @@ from ooc.plan.layout.shuffle import BucketedRows, plan_bucketed_rows
 from ooc.plan.workload import Kind, PerEdge, Pull, Stage, Workload
 
 _BYTES_PER_EDGE = 160
-"""Of an edge while a tile's rows are shuffled: its row and bucket, and what they are sorted by; int64."""
+"""Bytes for each edge while a tile's rows are shuffled: its row and bucket, and their sort order, as int64."""
 _ROWS_WAITING = 8
-"""Tiles of rows that are shuffled, wait for it, or are cut for a bucket, by thread."""
+"""Tiles of rows for each thread that are being shuffled, wait for it, or are being cut for a bucket."""
 _NO_LIMIT = 1 << 62
 
 
 def bucketable(workload: Workload) -> frozenset[str]:
-    """The sources that can be shuffled: all who pull them gather over edges that are known in both directions, and rows
-    have numbers that an entry has room for."""
+    """Return the sources that can be shuffled: every pull of them runs over edges that are known in both directions,
+    and row numbers fit the integers of an entry."""
     ways = workload.bucketing
     others = {pull.source for pull in workload.pulls if not pull.is_opaque or pull.direction not in ways}
     return frozenset(
@@ -33,7 +33,7 @@ def bucketable(workload: Workload) -> frozenset[str]:
 
 
 def leaner_bucketed(passes: Iterable[Pass], matrices: Mapping[str, MatrixPlan]) -> frozenset[str]:
-    """The sources that take less memory as ``passes`` shuffle them than whole."""
+    """Return the sources that take less memory when ``passes`` shuffle them than when they are whole in memory."""
     lean: dict[str, bool] = {}
     for item in passes:
         if isinstance(item, ShufflePass) and item.pull is not None:
@@ -52,8 +52,9 @@ def shuffle_passes(
     *,
     memory_bytes: int,
 ) -> tuple[list[Pass], str]:
-    """What has to come between the passes ``before`` a stage and the stage, and the matrix that it gathers from: one
-    pass that shuffles, or none where the source lies in buckets already. That matrix is added to ``matrices``."""
+    """Return the passes that must come between those in ``before`` and the stage, and the matrix the stage then gathers
+    from. This is one shuffling pass, or none if the source already lies in buckets. The matrix is added to
+    ``matrices``."""
     assert stage.pull is not None
     source, way = stage.pull.source, workload.bucketing[stage.pull.direction]
     writers = [item for item in before if source in item.stores]
@@ -87,11 +88,11 @@ def shuffle_passes(
 
 
 def shuffle_scratch(shuffle: BucketedRows) -> tuple[int, int]:
-    """Bounds on what a thread allocates while a tile is shuffled: bytes for each edge, and each row."""
+    """Return bounds on the bytes a thread allocates to shuffle a tile: for each edge, and for each row."""
     return _BYTES_PER_EDGE, _ROWS_WAITING * shuffle.entry_bytes
 
 
 def _name(source: str, shuffle: BucketedRows, matrices: dict[str, MatrixPlan]) -> str:
-    """Of a shuffled source: programs that shuffle it alike share it, others have one of their own."""
+    """Return the name of a shuffled source. Programs that shuffle it in the same way share one matrix."""
     names = (f"{source} shuffled{f' {number}' if number > 1 else ''}" for number in count(1))
     return next(name for name in names if name not in matrices or matrices[name].shuffle == shuffle)

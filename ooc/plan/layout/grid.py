@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a matrix is cut into blocks, and where each block lies in its file.
 
-A matrix of ``rows`` × ``columns`` is cut into slabs of ``slab_columns`` columns; each slab lies contiguous
-in the file, row block after row block, so that a slab is one sequential read and a block of one slab another.
-Slabs start on 4 KiB boundaries. A block is one slab's part of ``block_rows`` rows: the unit of I/O, of caching and
-of fate. Blocks of different matrices are of different heights, so that all are about one frame in size.
+A matrix of ``rows`` × ``columns`` is cut into slabs of ``slab_columns`` columns. A slab lies contiguously in the file,
+row block after row block, so reading a slab, or a block of it, is one sequential read. Slabs start on 4 KiB boundaries.
+A block is one slab's part of ``block_rows`` rows: the unit of I/O, of caching and of fate. Matrices have blocks of
+different heights, so that each block is about one frame in size.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ ALIGNMENT_BYTES = 4096
 
 
 def align_up(nbytes: int, alignment_bytes: int = ALIGNMENT_BYTES) -> int:
-    """The least multiple of ``alignment_bytes`` that is not below ``nbytes``."""
+    """Return the least multiple of ``alignment_bytes`` that is at least ``nbytes``."""
     return -(-nbytes // alignment_bytes) * alignment_bytes
 
 
@@ -31,7 +31,7 @@ class Grid:
 
     @property
     def blocks(self) -> int:
-        """Row blocks of the matrix."""
+        """The number of row blocks."""
         return -(-self.rows // self.block_rows)
 
     @property
@@ -39,24 +39,24 @@ class Grid:
         return -(-self.columns // self.slab_columns)
 
     def height(self, block: int) -> int:
-        """Rows of row block ``block``; the last one may be shorter."""
+        """Return the rows of row block ``block``; the last one may be shorter."""
         return min(self.block_rows, self.rows - block * self.block_rows)
 
     def width(self, slab: int) -> int:
-        """Columns of slab ``slab``; the last one may be narrower."""
+        """Return the columns of slab ``slab``; the last one may be narrower."""
         return min(self.slab_columns, self.columns - slab * self.slab_columns)
 
     def row_bytes(self, slab: int) -> int:
-        """Bytes of a row of slab ``slab``."""
+        """Return the bytes of a row of slab ``slab``."""
         return self.width(slab) * self.itemsize
 
     def blocks_with(self, rows: range) -> range:
-        """The row blocks that have some of ``rows``, which may go on behind the last."""
+        """Return the row blocks that contain some of ``rows``, which may extend beyond the last row."""
         stop = min(rows.stop, self.rows)
         return range(rows.start // self.block_rows, -(-stop // self.block_rows)) if stop > rows.start else range(0)
 
     def part(self, block: int, rows: range) -> range:
-        """The rows of row block ``block`` that are among ``rows``, counted from its first."""
+        """Return which rows of row block ``block``, counted from its first, are in ``rows``."""
         start = block * self.block_rows
         return range(self.height(block))[max(0, rows.start - start) : max(0, rows.stop - start)]
 
@@ -64,24 +64,25 @@ class Grid:
         return self.rows * self.width(slab) * self.itemsize
 
     def slab_offset(self, slab: int) -> int:
-        """Byte offset in the file of slab ``slab``."""
+        """Return the byte offset of slab ``slab`` in the file."""
         return slab * align_up(self.rows * self.slab_columns * self.itemsize)
 
     def block_nbytes(self, slab: int, block: int) -> int:
         return self.height(block) * self.width(slab) * self.itemsize
 
     def block_offset(self, slab: int, block: int) -> int:
-        """Byte offset in the file of row block ``block`` of slab ``slab``."""
+        """Return the byte offset in the file of row block ``block`` of slab ``slab``."""
         return self.slab_offset(slab) + block * self.block_rows * self.width(slab) * self.itemsize
 
     @property
     def file_nbytes(self) -> int:
-        """Bytes of the file, the last slab rounded up to the alignment."""
+        """Bytes of the file, with the last slab rounded up to the alignment."""
         last = self.slabs - 1
         return self.slab_offset(last) + align_up(self.slab_nbytes(last))
 
     def parts(self, rows: range | None) -> list[tuple[int, int]]:
-        """Where in the file the blocks lie that have some of ``rows`` (None: of all): offsets and bytes."""
+        """Return the offset and bytes of each stretch of the file with blocks that contain some of ``rows`` (None: all
+        rows)."""
         if rows is None:
             return [(0, self.file_nbytes)]
         blocks = self.blocks_with(rows)
@@ -92,7 +93,8 @@ class Grid:
 
 
 def block_height(*, step_rows: int, row_bytes: int, frame_bytes: int) -> int:
-    """The most rows of ``row_bytes`` that fit a frame: ``step_rows`` times a power of two, or a divisor of it."""
+    """Return the most rows of ``row_bytes`` that fit a frame and are ``step_rows`` times a power of two, or a divisor
+    of it."""
     fitting = frame_bytes // row_bytes
     if fitting < step_rows:
         return divisor_below(step_rows, fitting)
@@ -101,12 +103,12 @@ def block_height(*, step_rows: int, row_bytes: int, frame_bytes: int) -> int:
 
 @cache
 def divisor_below(rows: int, most: int) -> int:
-    """The largest divisor of ``rows`` that is no more than ``most``; 1 where that is less."""
+    """Return the largest divisor of ``rows`` that is at most ``most``, or 1."""
     return max([1, *(one for one in divisors(rows) if one <= most)])
 
 
 @cache
 def divisors(rows: int) -> tuple[int, ...]:
-    """All of ``rows``, ascending."""
+    """Return all divisors of ``rows``, ascending."""
     small = [number for number in range(1, isqrt(rows) + 1) if rows % number == 0]
     return tuple(sorted({one for number in small for one in (number, rows // number)}))

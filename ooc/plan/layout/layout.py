@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From choices to a layout: passes in order, how matrices are cut, and the regions that pulled ones lie in.
+"""From a choice to a layout: the passes in order, how matrices are cut into blocks, and the memory regions of pulled
+matrices.
 
-A stage whose pulled matrix is in memory whole becomes one row pass; otherwise a column pass followed by a row pass
-that loads the pulled rows, and may pull those of the last slab itself.
+A stage whose pulled matrix is whole in memory becomes one row pass. Otherwise it becomes a column pass and a row pass
+that loads the pulled rows, and may pull the last slab itself.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -29,27 +30,29 @@ from ooc.plan.layout.temporaries import rows_pulled_at_once, scratch_nbytes
 from ooc.plan.workload import Kind, Matrix, Pull, Stage, Workload, processes_of
 
 _MOST_EDGES_AT_ONCE = 1 << 20
-"""Of a step where memory is scarce: of more, what is known of edges would be a large part of what tiles take."""
+"""The most edges of a step where memory is scarce; of more, what is known of edges would take a large part of a tile's
+memory."""
 _PART_OF_SLABS = 64
-"""Of slabs that a device gathers from, what a pull may take beside them."""
+"""A device's pull may take this fraction of its slabs' memory for itself (1/64)."""
 _TILES_OF_A_THREAD = 2
-"""Of a step of a column pass: with one each, threads wait for the slower ones at its end."""
+"""Tiles for each thread in a step of a column pass; with only one each, threads wait at its end for the slowest."""
 PULL_TILE_BYTES = 1 << 20
-"""Of the rows that a thread of the CPU pulls at a time: they are put where they belong while its cache holds them."""
+"""Bytes of the rows that a CPU thread pulls at a time: they are put into place while its cache holds them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlabChoice:
-    """How a pulled matrix is held: ``columns`` at a time (0: whole), in ``buffers`` slab buffers.
+    """How a pulled matrix is held: ``columns`` columns at a time (0: whole), in ``buffers`` slab buffers.
 
-    ``direct``: the first slabs are computed right into the buffers, which are then taken from that pass on. Otherwise
-    they go by way of blocks like the others, and the buffers are there for the pull alone.
+    ``direct``: the first slabs are computed right into the buffers, which are taken from that pass on. Otherwise they
+    are stored as blocks like the other slabs, and the buffers exist only during the pull.
 
-    ``overlap_last``: the last slab is pulled by the pass that reads what is pulled, beside its other work. Its sums are
-    then neither written nor read, and its buffer is taken in that pass, too.
+    ``overlap_last``: the last slab is pulled by the row pass that reads the pulled rows. Its sums are then neither
+    written nor read, and its buffer is taken during that pass, too.
 
-    ``sharded``: slabs are sharded among the processes, each of which pulls its own for the rows of all. They are as
-    wide as ``columns`` or narrower, so that all have as many; with two ``buffers`` those of two turns are in memory.
+    ``sharded``: the slabs are sharded among the processes, each of which pulls its own slabs for everyone's rows. They
+    are at most ``columns`` wide, so that all processes have equally many; with two ``buffers``, the slabs of two turns
+    are in memory.
     """
 
     columns: int
@@ -61,13 +64,13 @@ class SlabChoice:
 
 @dataclass(frozen=True)
 class Choice:
-    """All that the planner decides; replacement follows from it. ``cuts``: by pulled matrix. ``spare_writes``: rather
-    read from the SSD again than write to it (``Uses``). ``spilled_sums``: the matrices that are scattered to and not in
-    memory whole. ``bucketed``: by pulled matrix that is gathered by buckets, what these may take of memory (0: as
-    little as they can). ``parts``: how many blocks, a power of two, a step's rows of the widest matrix are; frames are
-    that much smaller. ``lean``: no more rows are pulled at once than take what other passes take anyway, on a device
-    in steps whose edges fit a frame, in pieces where they do not. ``alone``: where a pass reads and stores rows of two
-    matrices as wide as the widest, one step after the other, which need not be in memory with the next one's."""
+    """Everything the planner decides; which blocks are replaced follows from it. ``cuts``: how each pulled matrix is
+    held. ``spare_writes``: read from the SSD again rather than write to it (``Uses``). ``spilled_sums``: the matrices
+    that are scattered to and not whole in memory. ``bucketed``: the memory for buckets, for each matrix that is
+    gathered by buckets (0: the least). ``parts``: into how many blocks, a power of two, a step's rows of the widest
+    matrix are cut; frames are smaller by that. ``lean``: pull no more rows at once than fit the memory other passes
+    take anyway; on a device, in steps whose edges fit a frame, or in pieces. ``alone``: if a pass reads and stores rows
+    of two matrices as wide as the widest, it holds one step at a time."""
 
     step_rows: int
     cuts: dict[str, SlabChoice] = field(default_factory=dict)
@@ -81,7 +84,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """``count`` frames from ``frame`` on that hold ``matrix`` from pass ``first`` to pass ``last``, both included."""
+    """A region of memory: ``count`` frames from ``frame`` on hold ``matrix`` from pass ``first`` to pass ``last``,
+    inclusive."""
 
     matrix: str
     frame: int
@@ -96,7 +100,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Layout:
-    """The passes that a choice leads to, how matrices are cut, and the memory that is spoken for."""
+    """The passes that a choice leads to, how matrices are cut, and the regions of memory that they take."""
 
     step_rows: int
     frame_bytes: int
@@ -106,17 +110,17 @@ class Layout:
     scratch_bytes: int
     spare_writes: bool = False
     heaviest: Pass | None = None
-    """The pass of which ``scratch_bytes`` bounds the temporaries."""
+    """The pass whose temporaries ``scratch_bytes`` bounds."""
 
 
 def pulled_sources(workload: Workload) -> dict[str, int]:
-    """Columns of every matrix that some stage pulls."""
+    """Return the columns of every matrix that some stage pulls."""
     return {pull.source: workload.matrices[pull.source].columns for pull in workload.pulls}
 
 
 def widths_and_frame_bytes(workload: Workload, choice: Choice) -> tuple[dict[str, int], int]:
-    """Columns of the slabs of each matrix; and bytes of a frame: a step's rows, or a part of them, of the widest slab
-    of any matrix, what is pulled included."""
+    """Return the slab width of each matrix, in columns, and the bytes of a frame: a step's rows, or a part of them, of
+    the widest slab of any matrix, including pulled rows."""
     widths = _widths(workload, choice)
     rows = {name: widths[name] * matrix.itemsize for name, matrix in workload.matrices.items()}
     for pull in workload.pulls:
@@ -132,7 +136,7 @@ def widths_and_frame_bytes(workload: Workload, choice: Choice) -> tuple[dict[str
 
 
 def layout_key(choice: Choice, workload: Workload) -> Hashable:
-    """What ``lay_out`` goes by of a choice beside ``lean``: the same for two that it makes the same of."""
+    """Return a key of everything in a choice that ``lay_out`` depends on, except ``lean``."""
     cuts: list[Hashable] = []
     widths, frame_bytes = widths_and_frame_bytes(workload, choice)
     for name, cut in sorted(choice.cuts.items()):
@@ -147,8 +151,8 @@ def layout_key(choice: Choice, workload: Workload) -> Hashable:
 
 
 def _widths(workload: Workload, choice: Choice) -> dict[str, int]:
-    """Columns of a slab of every matrix. Own rows that get a gradient are cut as what is pulled for it, even where
-    nothing pulls them."""
+    """Return the slab width of every matrix, in columns. Own rows that receive a gradient are cut like the rows pulled
+    for it, even if nothing pulls them."""
     widths = {name: _width(matrix, choice, workload) for name, matrix in workload.matrices.items()}
     for pull in workload.pulls:
         kind, source = pull.per_edge, workload.matrices[pull.source]
@@ -163,15 +167,15 @@ def _in_slabs(cut: SlabChoice) -> bool:
 
 
 def _buffers(cut: SlabChoice, slabs: int, processes: int) -> int:
-    """How many slabs are in memory at a time: of those that are sharded those of one turn, or of two."""
+    """Return how many slabs are in memory at a time; of sharded slabs, those of one turn or two."""
     if not cut.sharded:
         return min(cut.buffers, slabs)
     return processes * (2 if cut.buffers > 1 and slabs > processes else 1)
 
 
 def _width(matrix: Matrix, choice: Choice, workload: Workload) -> int:
-    """Columns of a slab: where they lie in groups whole ones, and where those are slices of heads either some slices of
-    one, of which every slab has as many, or whole heads; where they are sharded, as all can have as many slabs."""
+    """Return the slab width of a matrix, in columns. Grouped columns are cut into whole groups: whole heads, or equally
+    many slices of one head. Sharded columns are cut so that all processes have equally many slabs."""
     cut, grouping = choice.cuts.get(matrix.name), workload.groupings.get(matrix.name)
     columns = (cut.columns if cut else 0) or matrix.columns
     if cut is not None and cut.sharded:
@@ -187,19 +191,20 @@ def _width(matrix: Matrix, choice: Choice, workload: Workload) -> int:
 
 
 def _pulled_into(pull: Pull, itemsize: int, matrices: Mapping[str, Matrix]) -> str:
-    """The matrix that a column pass pulls values of ``itemsize`` bytes into: the one that the stage keeps them in,
-    where they are as wide there, or else one that lasts until the stage."""
+    """Return the matrix that a column pass pulls values of ``itemsize`` bytes into: the one that the stage keeps them
+    in, if its values are as wide, otherwise one that lasts until the stage."""
     kept = None if pull.kept is None else matrices[pull.kept]
     return pull.output if kept is None or kept.itemsize != itemsize else kept.name
 
 
 def lay_out(workload: Workload, choice: Choice) -> Layout:
-    """Passes, grids and regions. Pure; whether it fits is for ``frames_needed`` and the caller."""
+    """Return the passes, grids and regions of ``choice``. Whether they fit is for the caller to check
+    (``frames_needed``)."""
     return _Draft(workload, choice).layout()
 
 
 class _Draft:
-    """A layout in the making: passes come one behind the other, and with some of them a matrix between two."""
+    """A layout under construction: passes are appended in order, some with a new matrix between two of them."""
 
     def __init__(self, workload: Workload, choice: Choice) -> None:
         self.workload, self.choice = workload, choice
@@ -210,7 +215,7 @@ class _Draft:
             self.matrices[name] = self._planned_sums(self.matrices[name])
         rows = (m.grid.columns * m.grid.itemsize for m in self.matrices.values() if m.in_frames)
         self.widest = max(rows, default=0)
-        """Bytes of a row of the widest matrix in frames."""
+        """Bytes of a row of the widest matrix that is kept in frames."""
 
     def layout(self) -> Layout:
         programs: dict[str, Passes] = {}
@@ -233,7 +238,7 @@ class _Draft:
     # ---- matrices ------------------------------------------------------------------------------------------
 
     def _planned(self, matrix: Matrix, width: int) -> MatrixPlan:
-        """In slabs of ``width`` columns."""
+        """Return the plan of a matrix in slabs of ``width`` columns."""
         choice, workload = self.choice, self.workload
         cut = choice.cuts.get(matrix.name)
         height = block_height(
@@ -251,14 +256,14 @@ class _Draft:
         return MatrixPlan(matrix, grid, region_itemsize, whole=whole, spare_columns=spare)
 
     def _spare_columns(self, matrix: Matrix, itemsize: int) -> int:
-        """Behind each row of what is in memory whole, so that none shares a cache line with another: of what plain
-        sums of one process pull, where they are no more than a sixteenth of a row."""
+        """Return how many unused columns follow each row of a matrix that is whole in memory, so that no two rows share
+        a cache line. Only plain sums of a single process need them, and they take at most a sixteenth of a row."""
         summed = matrix.name not in self.workload.groupings and self.workload.share is None
         spare = -matrix.columns % max(1, self.workload.line_bytes // itemsize)
         return spare if summed and 16 * spare <= matrix.columns else 0
 
     def _planned_sums(self, planned: MatrixPlan) -> MatrixPlan:
-        """A matrix that is scattered to."""
+        """Return the plan of a matrix that is scattered to."""
         matrix = planned.matrix
         if matrix.name not in self.choice.spilled_sums:
             return replace(planned, whole=True)
@@ -273,7 +278,7 @@ class _Draft:
         return replace(planned, shuffle=sums)
 
     def _pulled_matrix(self, stage: Stage, columns: int, pull: Pull, source: MatrixPlan) -> Matrix:
-        """What a column pass pulls ``columns`` of the source into, for a stage's rows."""
+        """Return the matrix that a column pass pulls ``columns`` of the source's columns into."""
         into = _pulled_into(pull, source.grid.itemsize, self.workload.matrices)
         planned = self.matrices.get(into)
         rows = max(stage.rows, planned.matrix.rows if planned else 0)
@@ -291,7 +296,8 @@ class _Draft:
     # ---- passes --------------------------------------------------------------------------------------------
 
     def _passes(self, stage: Stage, before: Sequence[Pass]) -> list[Pass]:
-        """One pass, or two, behind those ``before`` it; the matrix between the two is added to ``matrices``."""
+        """Return the pass of a stage, or its two passes, to follow those in ``before``; a matrix between the two is
+        added to ``matrices``."""
         workload, choice, matrices, index = self.workload, self.choice, self.matrices, len(before)
         if stage.pull is None:
             return [self._in_low_steps(RowPass(index, stage, stage.loads, None))]
@@ -329,9 +335,9 @@ class _Draft:
         return [sweeps, self._in_low_steps(item)]
 
     def _in_low_steps(self, item: RowPass) -> RowPass:
-        """The same in steps of as few rows as are computed at a time, where blocks have fewer than those of a step, so
-        that fewer of them are in use at once; of whole blocks, or of parts that these are made of. And one after the
-        other where that is the choice."""
+        """Return the row pass with lower steps, if its blocks are lower than a step and few rows are computed at a
+        time, so that fewer blocks are in use at once. A step then has whole blocks, or equal parts of one. If the
+        choice says ``alone``, the pass holds one step at a time."""
         step_rows, matrices = self.choice.step_rows, self.matrices
         grids = [matrices[name].grid for name in (*item.loads, *item.stores) if matrices[name].in_frames]
         rows = [grid.columns * grid.itemsize for grid in grids]
@@ -345,14 +351,14 @@ class _Draft:
         return replace(item, parts=step_rows // next(fitting))
 
     def _edges_at_once(self, pull: Pull) -> int:
-        """Of a step: no more than fit a frame."""
+        """Return the most edges of a step: no more than fit a frame."""
         topology = self.workload.topologies[pull.direction]
         arrays = (topology.arrays[data] for data in (None, *pull.edge_data))
         of_frame = min(edge_grid(array, topology.edges, self.frame_bytes).block_rows for array in arrays)
         return max(2 * self.workload.part_edges, min(_MOST_EDGES_AT_ONCE, of_frame))
 
     def _heaviest(self, programs: Mapping[str, Passes]) -> tuple[int, Pass | None]:
-        """The most temporaries of a pass, bytes, and that pass."""
+        """Return the most bytes of temporaries of any pass, and that pass."""
         every = (item for passes in programs.values() for item in passes)
         bounds = ((self._scratch_nbytes(item), item) for item in every)
         return max(bounds, key=lambda bound: bound[0], default=(0, None))
@@ -361,10 +367,10 @@ class _Draft:
         return scratch_nbytes(item, self.matrices, self.workload, self.frame_bytes)
 
     def _taller_pulls(self, passes: Passes, most: int) -> Passes:
-        """The same where a column pass pulls more rows at once: to launch a pull, or to call it, costs the same for a
-        few rows as for many. As many as take ``most`` bytes, which another pass takes anyway; where there is the memory
-        for that a device takes a small part of the slabs that it gathers from, up to a step's rows, and the CPU, of
-        sums, what a cache holds, as long as a step has tiles enough for its threads."""
+        """Return the passes with more rows pulled at once in column passes, since launching or calling a pull costs the
+        same for few rows as for many. The rows may take ``most`` bytes, which another pass takes anyway. If memory
+        allows, a device takes up to a small fraction of the slabs it gathers from, and at most a step's rows. The CPU
+        takes, for sums, as much as its cache holds, as long as a step has enough tiles for all threads."""
         workload, choice, matrices, on_device = self.workload, self.choice, self.matrices, self.on_device
         found: list[Pass] = []
         for item in passes:
@@ -394,7 +400,7 @@ class _Draft:
         return passes if all(map(is_, found, passes)) else Passes(found)
 
     def _regions(self, passes: Passes) -> tuple[Region, ...]:
-        """Of what passes need in memory contiguous: bytes, from which pass to which."""
+        """Return the regions of contiguous memory that passes need, with the passes they are needed for."""
         matrices, wanted = self.matrices, []
         for name, planned in matrices.items():
             if planned.whole and (users := passes_using(passes, name)):
@@ -412,7 +418,8 @@ class _Draft:
 
 
 def _place(wanted: list[tuple[str, int, int, int]], frame_bytes: int) -> tuple[Region, ...]:
-    """Frames for regions such that no two alive at once overlap: the largest first, each as low as it can lie."""
+    """Place regions so that no two that are alive at once overlap: the largest first, each at the lowest frame where it
+    fits."""
     placed: list[Region] = []
     for name, nbytes, first, last in sorted(wanted, key=lambda w: (-w[1], w[2], w[0])):
         count = -(-nbytes // frame_bytes)
@@ -427,7 +434,7 @@ def _place(wanted: list[tuple[str, int, int, int]], frame_bytes: int) -> tuple[R
 
 
 def free_frames(regions: Sequence[Region], passes: int, frames: int) -> list[list[range]]:
-    """By pass: the frames that no region takes."""
+    """Return, for each pass, the ranges of frames that no region takes."""
     free = []
     for p in range(passes):
         pieces, at = [], 0

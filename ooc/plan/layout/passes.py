@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How each matrix of a plan is cut; and the passes of a program: over rows, step by step; over columns, slab by slab.
-What each reads and stores, which slabs of it, and what it moves of the matrices that have no blocks, but are shuffled.
+"""The passes of a program: over rows, step by step, and over columns, slab by slab; and how each matrix is cut for
+them.
+
+For each pass this module tells which matrices it reads and stores, which slabs of them, and how many bytes it moves of
+matrices that have no blocks but are shuffled through a file.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -15,22 +18,24 @@ from ooc.plan.workload import Direction, EdgeArray, EdgeData, EdgesKey, Matrix, 
 
 Found = TypeVar("Found")
 STEPS_AT_ONCE = 2
-"""Of a pass: while one is computed, the next one's blocks come and its tiles are put out."""
+"""Steps of a pass that are in memory at once: while one is computed, the next one's blocks arrive and its tiles are
+queued."""
 _GENERAL = ", general path"
-"""Of a pass that runs an opaque layer: slower than the others."""
+"""Added to the title of a pass that runs an opaque layer, which is slower than others."""
 _SPILLING = ", sources' gradients spilled"
-"""Of one whose sums of gradients are not in memory whole: slower still."""
+"""Added to the title of a pass whose sums of gradients are not whole in memory, which is slower still."""
 _SHUFFLED = ", sources shuffled"
-"""Of one whose source is not in memory whole, but read as it has been shuffled to its targets."""
+"""Added to the title of a pass whose source is read as it has been shuffled to its targets, since it is not in
+memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixPlan:
-    """How one matrix is cut, and whether it waits whole in a region, never touching the SSD.
+    """How one matrix is cut, and whether it stays whole in a memory region and never touches the SSD.
 
-    Regions hold values of ``region_itemsize`` bytes, those that are pulled; blocks may hold narrower ones. ``shuffle``:
-    it has no blocks, and goes through a file like that, as partial sums of its rows or as another matrix's rows.
-    ``spare_columns``: of no use, behind each row of a region, so that rows are whole cache lines.
+    Regions hold values of ``region_itemsize`` bytes, as pulls read them; blocks may hold narrower ones. ``shuffle``:
+    the matrix has no blocks but goes through a file, as partial sums of its rows or as rows of another matrix.
+    ``spare_columns``: unused columns after each row of a region, so that rows are whole cache lines.
     """
 
     matrix: Matrix
@@ -42,29 +47,29 @@ class MatrixPlan:
 
     @property
     def in_frames(self) -> bool:
-        """Whether its blocks lie in frames where they are used."""
+        """Whether its blocks lie in frames while they are used."""
         return not self.whole and self.shuffle is None
 
     @property
     def region_nbytes(self) -> int:
-        """Bytes of the matrix whole in a region."""
+        """Bytes of the whole matrix in a region."""
         return self.matrix.rows * (self.matrix.columns + self.spare_columns) * self.region_itemsize
 
     def slab_stride(self) -> int:
-        """Bytes from one slab buffer to the next."""
+        """Return the bytes from one slab buffer to the next."""
         return align_up(self.grid.rows * self.grid.width(0) * self.region_itemsize)
 
 
 def edges_name(direction: EdgesKey, data: EdgeData | None = None) -> str:
-    """What the topology of ``direction`` is called among the matrices, ``in-edges``, ``out-edges``, and what edges
-    carry: ``in-weight``, ``in-features``, …"""
+    """Return the name of a topology among the matrices (``in-edges``, ``out-edges``), or of the data its edges carry
+    (``in-weight``, ``in-features``, …)."""
     if direction is Direction.FEATURES:
         return "x/indices" if data is None else "x/values"
     return f"{direction.value}-{'edges' if data is None else data.value}"
 
 
 def edges_swept(item: "Pass", workload: Workload) -> Iterator[tuple[str, Topology, EdgeArray]]:
-    """By name: what a pass reads of edges, and of features without their zeros."""
+    """Yield the arrays that a pass reads of edges and of sparse features: name, topology and array."""
     swept = [] if item.pull is None else [(item.pull.direction, item.pull.edge_data)]
     if isinstance(item, RowPass) and item.stage.entry_bytes:
         swept.append((Direction.FEATURES, (EdgeData.WEIGHT,)))
@@ -75,17 +80,17 @@ def edges_swept(item: "Pass", workload: Workload) -> Iterator[tuple[str, Topolog
 
 
 def shuffles_in(names: Iterable[str], matrices: Mapping[str, MatrixPlan]) -> dict[str, Shuffle]:
-    """Those of ``names`` that have no blocks."""
+    """Return those of the matrices ``names`` that are shuffled and have no blocks."""
     planned = ((name, matrices[name].shuffle) for name in names)
     return {name: shuffle for name, shuffle in planned if shuffle is not None}
 
 
 @dataclass(frozen=True)
 class RowPass:
-    """Run ``stage`` step by step. With ``pull``, its source is in memory whole and pulled as the step is computed; or
-    its rows come of ``bucketed``; or, with ``sweeps``, its last slab alone is in memory and pulled so.
+    """A pass that runs ``stage`` step by step. With ``pull``, the step also pulls: from a source that is whole in
+    memory, from rows that were shuffled into ``bucketed``, or, with ``sweeps``, from the last slab alone.
 
-    ``loads`` are the stage's, and what the pull or the pass before it adds.
+    ``loads``: the matrices that the stage loads, and those that the pull or the pass before adds.
     """
 
     index: int
@@ -93,20 +98,20 @@ class RowPass:
     loads: tuple[str, ...]
     pull: Pull | None
     spills_sums: bool = False
-    """Whether what it scatters to is spilled as partial sums."""
+    """Whether the matrix it scatters to is spilled as partial sums."""
     bucketed: str | None = None
-    """The matrix that holds the source's rows by the buckets of those who gather them."""
+    """The matrix that holds the source's rows in buckets of the rows that gather them."""
     sweeps: "ColumnPass | None" = None
-    """The pass right before it, which pulls all slabs but the last. What is pulled of the last one is put beside these,
-    row by row, and never stored but where the stage keeps what it pulls."""
+    """The column pass right before it, which pulls all slabs but the last. The pulled columns of the last slab are put
+    beside the others row by row; they are stored only if the stage keeps what it pulls."""
     parts: int = 1
-    """In how many steps rows are computed that others would be in one."""
+    """Into how many steps the rows of an ordinary step are divided."""
     steps_at_once: int = STEPS_AT_ONCE
-    """Whose blocks are in memory, and tiles under way."""
+    """How many steps have their blocks in memory and their tiles under way at once."""
 
     @property
     def pulled(self) -> str | None:
-        """The matrix that the pass before has pulled slabs into for this one, if it has."""
+        """The matrix into which the pass before has pulled slabs for this one, if any."""
         pull = self.stage.pull
         if pull is None:
             return None
@@ -114,29 +119,29 @@ class RowPass:
 
     @property
     def title(self) -> str:
-        """What it is called in tables and drawings."""
+        """The name of the pass in tables and drawings."""
         if self.pull is None or not self.pull.is_opaque:
             return self.stage.name
         return f"{self.stage.name}{_GENERAL}{_SHUFFLED if self.bucketed else ''}{_SPILLING if self.spills_sums else ''}"
 
     @property
     def rows(self) -> int:
-        """Rows that this pass computes."""
+        """The number of rows that the pass computes."""
         return self.stage.rows
 
     @property
     def space(self) -> str:
-        """The type of nodes whose rows these are."""
+        """The type of nodes of these rows."""
         return self.stage.space
 
     @property
     def reverse(self) -> bool:
-        """Whether it goes over the rows downwards."""
+        """Whether it goes over the rows in descending order."""
         return self.stage.reverse
 
     @property
     def replaced(self) -> frozenset[str]:
-        """The matrices that it loads and stores: it replaces their rows."""
+        """The matrices that it both loads and stores, replacing their rows."""
         return frozenset(self.stage.loads).intersection(self.stage.stores)
 
     @cached_property
@@ -153,18 +158,19 @@ class RowPass:
 
 @dataclass(frozen=True)
 class ShufflePass(RowPass):
-    """Shuffle the rows of ``pull.source``, step by step, along the edges out of them; ``pull.output`` is how they lie
-    then. Its stage is none of the workload's: it belongs to the pass that pulls the source next."""
+    """A row pass that shuffles the rows of ``pull.source``, step by step, along their out-edges into ``pull.output``.
+    Its stage is not one of the workload's: it belongs to the pass that pulls the source next."""
 
 
 @dataclass(frozen=True)
 class ColumnPass:
-    """Pull the first ``slabs`` slabs of ``pull.source`` into the ``rows`` rows of ``output``, one after the other: all
-    of them, or all but the last, which is then left to the row pass behind (``RowPass.sweeps``). ``output`` is that of
-    the pull, or the matrix that its stage keeps what is pulled in.
+    """A pass that pulls the first ``slabs`` slabs of ``pull.source``, one after the other, into the ``rows`` rows of
+    ``output``. These are all slabs, or all but the last, which the next row pass then pulls (``RowPass.sweeps``).
+    ``output`` is the pull's own output, or the matrix in which the stage keeps the pulled rows.
 
-    A thread pulls ``rows_at_once``. ``slab_buffers`` slabs of the source are in memory at a time; if ``direct``, the
-    first ones were computed right into them, as far as one pass has written them and nobody else reads them.
+    A thread pulls ``rows_at_once`` rows at a time. ``slab_buffers`` slabs of the source are in memory at a time. If
+    ``direct``, the first ones were computed right into them, provided that only one pass has written them and no other
+    reads them.
     """
 
     index: int
@@ -176,25 +182,25 @@ class ColumnPass:
     slab_buffers: int
     direct: bool = True
     spills_sums: bool = False
-    """Whether what it scatters to is spilled as partial sums."""
+    """Whether the matrix it scatters to is spilled as partial sums."""
     space: str = ""
-    """The type of nodes whose rows these are."""
+    """The type of nodes of the pulled rows."""
     processes: int = 1
-    """Among so many the slabs are sharded, so many at a time: each pulls one for the rows of all, and sends them what
-    is pulled. Of each of these slabs ``slab_buffers`` have a process's own rows alone, and there is a buffer beside
-    them for all rows of the slab that it pulls, and one for what it has pulled until that is sent. With twice as many
-    ``slab_buffers``, and two for all rows, the slabs of a turn come while those of the one before it are pulled."""
+    """The number of processes among which the slabs are sharded. Each process pulls one slab a turn for everyone's
+    rows, and sends the pulled rows to the others. ``slab_buffers`` buffers hold the process's own rows of slabs; one
+    more holds all rows of the slab it pulls, and one the pulled rows until they are sent. With twice as many
+    ``slab_buffers``, and two buffers for all rows, the slabs of the next turn arrive while those of this turn are
+    pulled."""
     steps_at_once: ClassVar[int] = STEPS_AT_ONCE
     edges_at_once: int | None = None
-    """That a step has at most: more edges of its rows come in several steps, pieces that begin within rows where these
-    have more. None: all of them."""
+    """The most edges of a step (None: any). More edges come in several steps, which may begin within a row."""
     reverse: ClassVar[bool] = False
     sweeps: ClassVar[None] = None
     bucketed: ClassVar[None] = None
 
     @property
     def title(self) -> str:
-        """What it is called in tables and drawings."""
+        """The name of the pass in tables and drawings."""
         if not self.pull.is_opaque:
             return f"pull {self.pull.source}, {'slab by slab' if self.processes == 1 else 'columns sharded'}"
         return f"pull {self.pull.source}{_GENERAL}{_SPILLING if self.spills_sums else ''}"
@@ -209,11 +215,11 @@ class ColumnPass:
 
     @property
     def turns_at_once(self) -> int:
-        """Where slabs are sharded: of how many turns there are some in memory."""
+        """How many turns have slabs in memory at once, if slabs are sharded."""
         return self.slab_buffers // self.processes
 
     def turn(self, slab: int) -> range:
-        """The slabs that are pulled at the same time as ``slab``, by process."""
+        """Return the slabs that are pulled in the same turn as ``slab``, by process."""
         first = slab // self.processes * self.processes
         return range(first, first + self.processes)
 
@@ -222,11 +228,11 @@ Pass = RowPass | ColumnPass
 
 
 class Passes(tuple[Pass, ...]):
-    """The passes of a program, in order; what a search asks of them again and again is remembered."""
+    """The passes of a program, in order. Results that a search asks for repeatedly are remembered."""
 
     @cached_property
     def users(self) -> dict[str, list[int]]:
-        """By matrix: the passes that read or write it, by their index."""
+        """The passes that read or write each matrix, by name, as indices."""
         found: dict[str, list[int]] = {}
         for item in self:
             for name in dict.fromkeys((*item.reads, *item.stores)):
@@ -238,7 +244,7 @@ class Passes(tuple[Pass, ...]):
         return {}
 
     def remembered(self, key: Hashable, find: Callable[[], Found]) -> Found:
-        """What ``find`` says, which is asked once for each ``key``."""
+        """Return ``find()``, which is called once for each ``key``."""
         if key not in self._known:
             self._known[key] = find()
         found: Found = self._known[key]
@@ -246,22 +252,23 @@ class Passes(tuple[Pass, ...]):
 
 
 def sweeps_of(item: Pass) -> ColumnPass | None:
-    """The column pass one of whose slabs ``item`` pulls: itself, or the one before it that has left the last slab."""
+    """Return the column pass of which ``item`` pulls a slab: itself, or the one before it that has left the last
+    slab."""
     return item if isinstance(item, ColumnPass) else item.sweeps
 
 
 def streamed_read_bytes(item: Pass, matrices: Mapping[str, MatrixPlan]) -> int:
-    """Bytes that a pass reads from the SSD of what has no blocks."""
+    """Return the bytes that a pass reads from the SSD of matrices without blocks."""
     return sum(one.read_nbytes(item.rows) for one in shuffles_in(item.reads, matrices).values())
 
 
 def streamed_write_bytes(item: Pass, matrices: Mapping[str, MatrixPlan]) -> int:
-    """Bytes that it writes there of such."""
+    """Return the bytes that a pass writes to the SSD of matrices without blocks."""
     return sum(one.nbytes for one in shuffles_in(item.stores, matrices).values())
 
 
 def streaming_memory(item: Pass, matrices: Mapping[str, MatrixPlan]) -> dict[str, int]:
-    """Bytes of memory that a pass needs for what has no blocks, by matrix."""
+    """Return the bytes of memory that a pass needs for matrices without blocks, by name."""
     needed: dict[str, int] = {}
     for names, reads in ((item.stores, False), (item.reads, True)):
         for name in names:
@@ -272,20 +279,21 @@ def streaming_memory(item: Pass, matrices: Mapping[str, MatrixPlan]) -> dict[str
 
 
 def passes_using(passes: Sequence[Pass], name: str) -> list[int]:
-    """The passes that read or write matrix ``name``, by their index."""
+    """Return the indices of the passes that read or write matrix ``name``."""
     if isinstance(passes, Passes):
         return passes.users.get(name, [])
     return [step.index for step in passes if name in step.reads or name in step.stores]
 
 
 def pulled_by(name: str, passes: Sequence[Pass]) -> list[EdgesKey]:
-    """The directions in which ``passes`` pull matrix ``name``."""
+    """Return the directions in which ``passes`` pull matrix ``name``."""
     found = (item.pull.direction for item in passes if item.pull is not None and item.pull.source == name)
     return [*dict.fromkeys(found)]
 
 
 def direct_slabs(passes: Sequence[Pass], column_pass: ColumnPass) -> int:
-    """How many slabs the writer of a column pass's source computes right into the slab buffers."""
+    """Return how many slabs are computed right into the slab buffers by the pass that writes the column pass's
+    source."""
     if not column_pass.direct:
         return 0
     users = [index for index in passes_using(passes, column_pass.pull.source) if index < column_pass.index]
@@ -294,15 +302,17 @@ def direct_slabs(passes: Sequence[Pass], column_pass: ColumnPass) -> int:
 
 
 def pulled_columns(item: Pass, source: Grid) -> int:
-    """Columns of its source, cut like ``source``, that a pass pulls; of slabs that are sharded the first process."""
+    """Return how many columns a pass pulls of a source that is cut like ``source``; with sharded slabs, how many the
+    first process pulls."""
     first = item.sweeps.slabs if item.sweeps else 0
     stop = item.slabs if isinstance(item, ColumnPass) else source.slabs
     return sum(map(source.width, range(first, stop, item.processes if isinstance(item, ColumnPass) else 1)))
 
 
 class ShardedPlace(NamedTuple):
-    """Where what goes into the pull of slabs that are sharded lies, of one matrix; bytes. From ``begin`` on all rows
-    of a slab of each turn at once, ``rows`` each; from ``own_at`` on own rows of so many ``slabs``, ``own`` each."""
+    """Where the inputs of a pull with sharded slabs lie in memory, for one matrix, in bytes. From ``begin`` on lie
+    slabs with all rows, one for each turn in memory, of ``rows`` bytes each; from ``own_at`` on lie ``slabs`` slabs
+    with the process's own rows, of ``own`` bytes each."""
 
     begin: int
     rows: int
@@ -312,9 +322,9 @@ class ShardedPlace(NamedTuple):
 
 
 class ShardedMemory(NamedTuple):
-    """The region of a column pass whose slabs are sharded, of ``nbytes``: the source and, all columns, what rows
-    bring of their own, which may have to be put together for the others; behind these, from ``pulled_at`` on, what is
-    pulled for another process."""
+    """The memory region of a column pass with sharded slabs, ``nbytes`` bytes. It holds the source and the own rows of
+    the pull, in all columns, as they may have to be assembled for other processes; from ``pulled_at`` on, the rows that
+    are pulled for another process."""
 
     places: dict[str, ShardedPlace]
     pulled_at: int
@@ -322,7 +332,7 @@ class ShardedMemory(NamedTuple):
 
 
 def columns_beside(own: Grid, source: Grid, slab: int) -> range:
-    """The columns of ``own`` that go with a slab of ``source``."""
+    """Return the columns of ``own`` that belong to a slab of ``source``."""
     first = slab * source.slab_columns
     at = (first, first + source.width(slab))
     return range(*(column * own.columns // source.columns for column in at))
@@ -331,7 +341,7 @@ def columns_beside(own: Grid, source: Grid, slab: int) -> range:
 def sharded_memory(
     item: ColumnPass, passes: Sequence[Pass], matrices: Mapping[str, MatrixPlan], share: Share
 ) -> ShardedMemory:
-    """That of ``item``; the same for all processes."""
+    """Return the memory region of ``item``, which is the same in all processes."""
     places, end, source = dict[str, ShardedPlace](), 0, matrices[item.pull.source]
     targets = max(len(share.of(rank, item.space, item.rows)) for rank in range(share.count))
     columns = item.pull.output_columns(source.grid.width(0), source.grid.columns)
@@ -352,15 +362,15 @@ def sharded_memory(
 def slabs_nbytes(
     item: ColumnPass, passes: Sequence[Pass], matrices: Mapping[str, MatrixPlan], share: Share | None
 ) -> int:
-    """Bytes of the region of a column pass."""
+    """Return the bytes of the memory region of a column pass."""
     if item.processes > 1 and share is not None:
         return sharded_memory(item, passes, matrices, share).nbytes
     return item.slab_buffers * matrices[item.pull.source].slab_stride()
 
 
 def sharded_rows(item: ColumnPass, passes: Sequence[Pass], planned: MatrixPlan, share: Share, rank: int) -> range:
-    """The rows of its source, or of what rows bring, that process ``rank`` has in the buffers of slabs that are sharded
-    out: its own, and where blocks are read into them all that these blocks have."""
+    """Return the rows of the source, or of own rows, that process ``rank`` has in the buffers of sharded slabs: its own
+    rows, and if blocks are read into the buffers, all rows of these blocks."""
     grid = planned.grid
     own = share.of(rank, planned.matrix.space, grid.rows)
     if planned.whole or (planned.matrix.name == item.pull.source and direct_slabs(passes, item) == item.slabs):
@@ -370,8 +380,8 @@ def sharded_rows(item: ColumnPass, passes: Sequence[Pass], planned: MatrixPlan, 
 
 
 def stored_slabs(name: str, index: int, matrices: Mapping[str, MatrixPlan], passes: Sequence[Pass]) -> range:
-    """The slabs of matrix ``name`` that row pass ``index`` computes into frames: those only a column pass reads need
-    none if they are computed right into its slab buffers, and of what is pulled there is only the last one left."""
+    """Return the slabs of matrix ``name`` that row pass ``index`` computes into frames. Slabs that only a column pass
+    reads need none if they are computed right into its slab buffers. Of pulled rows, only the last slab is left."""
     grid, writer = matrices[name].grid, passes[index]
     if isinstance(writer, RowPass) and writer.sweeps is not None and name == writer.pulled:
         return range(writer.sweeps.slabs, grid.slabs)
@@ -385,13 +395,13 @@ def stored_slabs(name: str, index: int, matrices: Mapping[str, MatrixPlan], pass
 
 
 def loaded_slabs(name: str, item: RowPass, grid: Grid) -> range:
-    """The slabs of matrix ``name``, cut like ``grid``, that a row pass reads: of what is pulled, those that the pass
-    before has pulled."""
+    """Return the slabs of matrix ``name``, cut like ``grid``, that a row pass reads; of pulled rows, those that the
+    pass before has pulled."""
     return range(item.sweeps.slabs if item.sweeps is not None and name == item.pulled else grid.slabs)
 
 
 def blocks_of(item: RowPass, matrices: Mapping[str, MatrixPlan], passes: Passes) -> list[tuple[str, range, bool]]:
-    """What a row pass uses in frames: matrices, which of their slabs, and whether it stores them."""
+    """Return what a row pass uses in frames: each matrix with its slabs, and whether they are stored."""
 
     def find() -> list[tuple[str, range, bool]]:
         loads = [name for name in item.loads if matrices[name].in_frames and name not in item.replaced]
@@ -405,32 +415,33 @@ def blocks_of(item: RowPass, matrices: Mapping[str, MatrixPlan], passes: Passes)
 
 
 def slabs_beside(source: Grid, own: Grid, slab: int) -> range:
-    """The slabs of ``own`` that hold the groups in slab ``slab`` of ``source``."""
+    """Return the slabs of ``own`` that hold the groups of slab ``slab`` of ``source``."""
     columns = columns_beside(own, source, slab)
     return range(columns.start // own.slab_columns, -(-columns.stop // own.slab_columns))
 
 
 def row_step_rows(item: RowPass, step_rows: int) -> int:
-    """Rows of a step of a row pass, where most have ``step_rows``."""
+    """Return the rows of a step of a row pass, where ordinary steps have ``step_rows``."""
     return step_rows // item.parts
 
 
 def column_step_rows(item: ColumnPass, matrices: Mapping[str, MatrixPlan], step_rows: int) -> int:
-    """Rows of a step of a column pass: a block of the output, or of the own rows that go with it, but no fewer than
-    the ``step_rows`` of a row pass."""
+    """Return the rows of a step of a column pass: a block of the output, or of the own rows it needs, but at least
+    ``step_rows``."""
     heights = [matrices[name].grid.block_rows for name in item.pull.own if not matrices[name].whole]
     return max(step_rows, min([matrices[item.output].grid.block_rows, *heights]))
 
 
 def edges_together(item: Pass, edges: int) -> int:
-    """How many ``edges`` of some rows a pass has at a time."""
+    """Return how many of the ``edges`` of some rows a pass has in memory at a time."""
     if isinstance(item, ColumnPass) and item.edges_at_once is not None:
         return min(edges, item.edges_at_once)
     return edges
 
 
 def edge_grid(array: EdgeArray, edges: int, frame_bytes: int) -> Grid:
-    """An array of one direction's edges, padding to whole pages included, cut into frames at whole pages."""
+    """Return the grid of an array of one direction's edges, padded to whole pages and cut into frames at page
+    boundaries."""
     paged_rows = ALIGNMENT_BYTES // gcd(ALIGNMENT_BYTES, array.edge_bytes)
     height = frame_bytes // array.edge_bytes
     height -= height % paged_rows if height > paged_rows else 0

@@ -1,23 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""External shuffles: rows on their way through a file from where they are made to where they are needed, which is
-anywhere, with nothing read or written at random.
+"""External shuffles: rows go through a file from where they are made to the rows that need them, without random I/O.
 
-Those who need rows are cut into *buckets*. Whoever makes rows appends each, with its number, to the *chunk* of memory
-of every bucket that needs it; a full chunk is written to the bucket's part of one file, and whoever comes to a bucket
-reads its part from beginning to end. It is how external sorts distribute what does not fit (D. E. Knuth, The Art of
-Computer Programming 3, 5.4.9), but that nothing needs sorting within a bucket. There are two:
+The rows that need others are divided into *buckets*. Whoever makes a row appends it, with its number, to a *chunk* of
+memory for every bucket that needs it. A full chunk is written to the bucket's part of one file, and the part is read
+from beginning to end when the bucket is computed. External sorts distribute data in the same way (D. E. Knuth, The Art
+of Computer Programming 3, 5.4.9), but nothing needs sorting within a bucket here. There are two kinds:
 
 - ``PartialSums``: what tiles add to rows anywhere (``Pull.scattered``), ascending within a tile. A bucket's entries are
-  added up in the order in which they were written, tile after tile, so every row's sum has the terms, and the order of
-  additions, that it has in memory.
-- ``BucketedRows``: what an opaque layer gathers. Every row goes to each bucket that has an edge from it, or, of nodes
-  of one type, has it as a target itself; a bucket's entries are ascending. What is written is as much as targets of
-  different buckets share sources, the edges' number of rows at most.
+  added up in the order in which they were written, tile after tile. So every sum has the same terms in the same order
+  as it has in memory.
+- ``BucketedRows``: the rows that an opaque layer gathers. A row goes to each bucket that has an edge from it, or, if
+  sources and targets are of one type, that has it as a target. Entries of a bucket ascend. The bytes written grow with
+  the number of sources that targets of different buckets share; at most, one row is written for each edge.
 
-How many entries a bucket gets depends on nothing but the graph and its tiles, and is counted beforehand: the size of
-the file and the bytes moved are known. (Of links, of which others are drawn for every step, it is the most that there
-can be.) Memory is a chunk a bucket while it is written, and two buckets' sums or rows
-while it is read.
+The number of entries of each bucket depends only on the graph and its tiles. It is counted beforehand, so the size of
+the file and the bytes moved are known. (For links, which are drawn anew for every step, it is an upper bound.) Writing
+needs memory for one chunk a bucket; reading needs memory for two buckets' sums or rows.
 """
 
 from abc import ABC, abstractmethod
@@ -33,23 +31,23 @@ CHUNKS_LEAVING = 8
 CHUNKS_ARRIVING = 16
 """Chunks of partial sums that are read ahead."""
 _CHUNK_BYTES = tuple(1 << power for power in range(18, 11, -1))
-"""Sizes of a chunk, the largest first: from what a disk moves at nearly its full rate down to a page."""
+"""Sizes of a chunk in bytes, the largest first: from what a disk moves at almost its full rate down to a page."""
 _SHARE = 8
-"""A chunk is as large as leaves all that partial sums take in memory below this part of the matrix."""
+"""Chunks are as large as possible while partial sums take less than this fraction (1/8) of the matrix's memory."""
 _PLACE_BYTES = 8
-"""Of a row of a bucket that is read: its number, once more by itself, to be searched."""
+"""Bytes for each row of a bucket that is read: its number, stored once more to be searched."""
 
 GatheredRows = Callable[[int, int, int], Sequence[Sequence[int]]]
-"""By targets, rows of the source, and a height: for every power of two k up to one bucket of all targets, how many rows
-every bucket of height · 2^k targets gathers. Exact for a graph that is there, never less for one of which only degrees
-are known."""
+"""A function of the number of targets, the number of source rows, and a height. It returns, for every power of two k up
+to one bucket of all targets, how many rows each bucket of height · 2^k targets gathers. Exact for a graph that is
+there; an upper bound for one of which only degrees are known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shuffle(ABC):
-    """Of ``rows`` rows of ``columns`` values of ``itemsize`` bytes. ``entries``: by bucket of ``bucket_rows`` rows, how
-    many entries it gets in all, each with its number, an integer of ``itemsize`` bytes. A bucket's part of the file is
-    whole pages, and the next one's begins behind it."""
+    """A shuffle of ``rows`` rows of ``columns`` values of ``itemsize`` bytes. ``entries``: the number of entries of
+    each bucket of ``bucket_rows`` rows; each entry includes its row's number, an integer of ``itemsize`` bytes. A
+    bucket's part of the file has whole pages, and the next one's follows it."""
 
     rows: int
     columns: int
@@ -72,12 +70,12 @@ class Shuffle(ABC):
         return self.chunk_bytes
 
     def bucket_nbytes(self, bucket: int) -> int:
-        """Bytes of a bucket's part of the file: full chunks, and what is left."""
+        """Return the bytes of a bucket's part of the file: full chunks and the remainder."""
         full, rest = divmod(self.entries[bucket] * self.entry_bytes, self.filled_bytes)
         return full * self.chunk_bytes + align_up(rest)
 
     def offsets(self) -> list[int]:
-        """Where the part of every bucket begins."""
+        """Return the offset of every bucket's part of the file."""
         return list(accumulate(map(self.bucket_nbytes, range(self.buckets)), initial=0))[:-1]
 
     @property
@@ -87,31 +85,32 @@ class Shuffle(ABC):
 
     @abstractmethod
     def rows_read(self, rows: int) -> int:
-        """Rows whose buckets are read by a pass over ``rows`` rows."""
+        """Return how many rows have their buckets read by a pass over ``rows`` rows."""
 
     def read_nbytes(self, rows: int) -> int:
-        """Bytes that are read by a pass over ``rows`` rows."""
+        """Return the bytes that a pass over ``rows`` rows reads."""
         return sum(map(self.bucket_nbytes, range(-(-self.rows_read(rows) // self.bucket_rows))))
 
     @property
     def writing_nbytes(self) -> int:
-        """Memory while it is written: a chunk a bucket, and those that are leaving."""
+        """Bytes of memory while it is written: one chunk for each bucket, and the chunks being written out."""
         return (self.buckets + CHUNKS_LEAVING) * self.chunk_bytes
 
     @property
     @abstractmethod
     def reading_nbytes(self) -> int:
-        """Memory while it is read."""
+        """Bytes of memory while it is read."""
 
     @property
     def memory_nbytes(self) -> int:
-        """Memory of a pass that writes, or of one that reads, whichever takes more."""
+        """Bytes of memory of a pass that writes or reads it, whichever takes more."""
         return max(self.writing_nbytes, self.reading_nbytes)
 
 
 @dataclass(frozen=True, slots=True)
 class PartialSums(Shuffle):
-    """How sums of ``rows`` rows are spilled. No entry lies in two chunks, as these are added up one by one."""
+    """How sums of ``rows`` rows are spilled. No entry is split between two chunks, since chunks are added up one by
+    one."""
 
     @property
     def filled_bytes(self) -> int:
@@ -121,24 +120,25 @@ class PartialSums(Shuffle):
         return self.rows
 
     def height(self, bucket: int) -> int:
-        """Rows of a bucket; the last one may be shorter."""
+        """Return the rows of a bucket; the last one may be shorter."""
         return min(self.bucket_rows, self.rows - bucket * self.bucket_rows)
 
     @property
     def sums_nbytes(self) -> int:
-        """Memory of one bucket's sums."""
+        """Bytes of one bucket's sums in memory."""
         return align_up(min(self.rows, self.bucket_rows) * self.columns * self.itemsize)
 
     @property
     def reading_nbytes(self) -> int:
-        """Two buckets' sums, chunks that arrive, and the numbers of one's entries."""
+        """Bytes for two buckets' sums, arriving chunks, and the row numbers of one chunk's entries."""
         return min(2, self.buckets) * self.sums_nbytes + (CHUNKS_ARRIVING + 1) * self.chunk_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class BucketedRows(Shuffle):
     """How the first ``rows`` rows of a source go to the buckets of ``targets`` rows that gather them. ``exact``: a
-    bucket gets no fewer than its entries. ``gathers_own``: targets are rows of the source, and gather their own."""
+    bucket gets exactly its ``entries``, not fewer. ``gathers_own``: targets are rows of the source and also gather
+    their own rows."""
 
     targets: int
     exact: bool = True
@@ -149,25 +149,25 @@ class BucketedRows(Shuffle):
 
     @property
     def part_nbytes(self) -> int:
-        """Memory of the largest part."""
+        """Bytes of the largest bucket in memory."""
         return align_up(max(self.entries) * self.entry_bytes)
 
     @property
     def places_nbytes(self) -> int:
-        """Memory of the numbers of its rows."""
+        """Bytes of the row numbers of the largest bucket."""
         return align_up(max(self.entries) * _PLACE_BYTES)
 
     @property
     def reading_nbytes(self) -> int:
-        """Parts of two buckets, one computed and one arriving."""
+        """Bytes for two buckets: one being computed and one arriving."""
         return min(2, self.buckets) * (self.part_nbytes + self.places_nbytes)
 
 
 def plan_partial_sums(
     *, rows: int, columns: int, itemsize: int, step_rows: int, tile_rows: int, scatter_counts: Sequence[int]
 ) -> PartialSums:
-    """The buckets and chunks of a matrix that is read in steps of ``step_rows`` rows, whole ones of which make a
-    bucket. ``scatter_counts[i]``: how many entries its tiles 0…i-1 of ``tile_rows`` rows get."""
+    """Return the buckets and chunks for the sums of a matrix that is read in steps of ``step_rows`` rows; a bucket has
+    whole steps. ``scatter_counts[i]``: the number of entries of tiles 0…i-1 of ``tile_rows`` rows."""
     best = _empty_sums(rows, columns, itemsize, step_rows)
     tiles = -(-rows // tile_rows)
     bounds = [scatter_counts[min(tiles, start // tile_rows)] for start in range(0, rows, best.bucket_rows)] + [
@@ -178,7 +178,7 @@ def plan_partial_sums(
 
 @lru_cache(maxsize=1024)
 def _empty_sums(rows: int, columns: int, itemsize: int, step_rows: int) -> PartialSums:
-    """The same, with no entries: a search asks for the same matrices at every step."""
+    """Return such a plan without entries. It is cached, since a search asks for the same matrices at every move."""
     entry, heights = (columns + 1) * itemsize, [step_rows]
     while heights[-1] < rows:
         heights.append(2 * heights[-1])
@@ -204,7 +204,8 @@ def plan_bucketed_rows(
     exact: bool = True,
     gathers_own: bool = True,
 ) -> BucketedRows:
-    """The buckets, whole steps each: the highest that take no more than ``memory_bytes``, or those that take least."""
+    """Return the buckets, of whole steps: the tallest that take at most ``memory_bytes``, or those that take the
+    least."""
     best: BucketedRows | None = None
     for height, entries in _heights(rows, targets, step_rows, tile_rows, gathered):
         for chunk in _CHUNK_BYTES:
@@ -221,8 +222,8 @@ def plan_bucketed_rows(
 def _heights(
     rows: int, targets: int, step_rows: int, tile_rows: int, gathered: GatheredRows
 ) -> Iterable[tuple[int, Sequence[int]]]:
-    """Heights of buckets and how many rows these gather: steps times powers of two. Steps of as many tiles are among
-    what is counted for tiles."""
+    """Return heights of buckets, a step times powers of two, each with how many rows its buckets gather. If a step is a
+    power of two of tiles, the counts for tiles are used."""
     tiles = step_rows // tile_rows
     unit, first = (tile_rows, tiles.bit_length() - 1) if tiles.bit_count() == 1 else (step_rows, 0)
     counted = gathered(targets, rows, unit)

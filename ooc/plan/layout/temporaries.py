@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds on the temporaries of passes, which lie beside the arena, from the tallest tile and its edges."""
+"""Upper bounds on the temporaries of passes, which lie beside the arena; they follow from the tile with the most
+edges."""
 
 from functools import lru_cache
 from heapq import nlargest
@@ -9,23 +10,25 @@ from ooc.plan.layout.passes import ColumnPass, MatrixPlan, Pass, RowPass, edges_
 from ooc.plan.workload import Direction, EdgeData, PerEdge, Pull, Topology, Workload, results_at_once
 
 PULL_TILE_ROWS = 2048
-"""Rows of a slab that one thread pulls at a time; sums of different rows are independent, so any number would do."""
+"""Rows of a slab that one thread pulls at a time. Sums of different rows are independent, so any number would do."""
 _BYTES_PER_TILE_EDGE = 32
-"""What a tile's edges take besides: the neighbours beyond a source's rows left out (a mask, a running count, the
-indices kept), and indices that lie in two frames put together."""
+"""Bytes for each edge of a tile: leaving out neighbours beyond the source's rows (a mask, a running count, the indices
+kept), and joining indices that lie in two frames."""
 _MARKS_OF_AN_EDGE = 1
-"""The same where a layer takes its edges run after run: whether those of a row ascend, beside indices put together."""
+"""Bytes for each edge, beside joined indices, if a layer takes its edges in runs: whether a row's indices ascend."""
 _MARKS_OF_AN_EDGE_ON_A_DEVICE = 4
-"""The same where kernels leave neighbours out by themselves, beside indices put together: whether a row's ascend."""
+"""Bytes for each edge, beside joined indices, if kernels leave out neighbours by themselves: whether a row's indices
+ascend."""
 _LEAST_ITEMSIZE_READ = 4
-"""Of features of edges as compiled loops read them; narrower ones are converted, all of the tile's."""
+"""The narrowest edge features, in bytes, that compiled loops read; narrower ones are converted for the whole tile."""
 _BYTES_PER_TILE_ROW_ON_A_DEVICE = 16
-"""Where a row's edges begin, brought from the host, and counted from the tile's first in another type."""
+"""Bytes for each row of a tile on a device: its first edge as brought from the host, and counted from the tile's
+first."""
 
 
 def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Workload, frame_bytes: int) -> int:
-    """A bound on the temporaries of a pass, all threads together: one of these has the heaviest tile, each other one
-    the second heaviest at most."""
+    """Return a bound on the temporaries of a pass, in bytes, for all threads together. One thread has the tile with the
+    most edges; every other one has at most the second most."""
     if isinstance(item, ColumnPass):
         grid, out = matrices[item.pull.source].grid, matrices[item.output].grid
         tile = item.rows_at_once
@@ -54,14 +57,16 @@ def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Worklo
 
 
 def opaque_nbytes(workload: Workload) -> int:
-    """What opaque layers make of their edges, all threads together, which no choice makes less: the most of a pass."""
+    """Return the bytes that opaque layers take for their edges, all threads together, in the pass where that is most.
+    No choice makes this less."""
     pulls = ((stage, stage.pull) for stage in workload.stages if stage.pull is not None)
     opaque = ((RowPass(0, stage, (), pull), pull) for stage, pull in pulls if pull.is_opaque)
     return max((_edges_nbytes(*one, workload, workload.tile_rows, 1, 1) for one in opaque), default=0)
 
 
 def _edges_nbytes(item: Pass, pull: Pull, workload: Workload, tile: int, share: int, columns: int) -> int:
-    """What a pass makes of edges, all threads together, where ``share`` of the source's ``columns`` are pulled."""
+    """Return the bytes that a pass takes for edges, all threads together, if it pulls ``share`` of the source's
+    ``columns``."""
     topology, rows = workload.topologies[pull.direction], min(item.rows, tile)
     heaviest = heaviest_tiles(topology, workload.tile_rows, item.rows, tile)
     carried = 2 * workload.part_edges * (isinstance(item, ColumnPass) and item.edges_at_once is not None)
@@ -94,9 +99,9 @@ def _edges_nbytes(item: Pass, pull: Pull, workload: Workload, tile: int, share: 
 
 
 def _waiting_nbytes(kind: PerEdge, most: int, second: int, rows: int, workload: Workload) -> int:
-    """A bound on what has been found for other rows until it is added to them, of all tiles that are there at a time,
-    and of one piece once more, which is copied as it is added while other threads compute. Of the heaviest tile, if it
-    has more edges than wait, there is one piece."""
+    """Return a bound on the bytes of gradients for other rows that wait to be added, for all tiles under way. One piece
+    is counted twice, since it is copied while it is added and other threads compute. If the heaviest tile has more
+    edges than may wait, only one piece of it waits."""
     results = results_at_once(workload.threads, workload.tasks_ahead)
     piece = min(most, max(kind.edges_at_once, kind.row_edges))
     heaviest = kind.waiting_nbytes(most if most <= kind.waiting_edges else max(second, piece), rows)
@@ -105,7 +110,7 @@ def _waiting_nbytes(kind: PerEdge, most: int, second: int, rows: int, workload: 
 
 
 def _kernel_nbytes(kind: PerEdge, edges: int, rows: int, share: int, columns: int) -> int:
-    """A bound on the temporaries of one call of a pull's kernel, for ``share`` of the source's ``columns``."""
+    """Return a bound on the temporaries of one call of a pull's kernel, for ``share`` of the source's ``columns``."""
     groups = -(-kind.groups * share // columns)
     at_once = min(edges, max(kind.edges_at_once, kind.row_edges)) + rows * (not kind.opaque)
     if not kind.opaque and not kind.row_edges:  # self-loops, one a row, are among the edges of a piece
@@ -117,7 +122,8 @@ def _kernel_nbytes(kind: PerEdge, edges: int, rows: int, share: int, columns: in
 
 
 def rows_pulled_at_once(pull: Pull, tile_rows: int, summed_rows: int) -> int:
-    """Rows that one thread pulls at a time in a column pass: whole tiles, one where what it gives depends on it.
+    """Return the rows that one thread pulls at a time in a column pass: whole tiles, and just one if the results depend
+    on it.
 
     A device sums the ``summed_rows`` of a block at once: one launch instead of several.
     """
@@ -129,13 +135,13 @@ def rows_pulled_at_once(pull: Pull, tile_rows: int, summed_rows: int) -> int:
 
 
 def most_edges(topology: Topology, tile_rows: int, rows: int, height: int) -> int:
-    """The most edges of ``height`` rows, whole tiles, that one step or task takes, of the first ``rows`` rows."""
+    """Return the most edges in ``height`` rows, a step or task of whole tiles, among the first ``rows`` rows."""
     return heaviest_tiles(topology, tile_rows, rows, height)[0]
 
 
 @lru_cache(maxsize=512)
 def heaviest_tiles(topology: Topology, tile_rows: int, rows: int, height: int) -> tuple[int, int]:
-    """The same, and the most of any other step or task."""
+    """Return the most edges in ``height`` rows, a step or task of whole tiles, and the most in any other one."""
     edges, stride = topology.tile_edges, height // tile_rows
     end = min(-(-rows // height) * stride, len(edges) - 1)
     at = [*edges[:end:stride], edges[end]]
