@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A layout unrolled: which block is read, kept, moved and written when, and the proof that it fits.
+"""A layout unrolled: when each block is read, kept, moved and written, and the proof that it all fits.
 
-Reading order: ``sequence`` (the order of all uses), ``replacement`` (Belady: which blocks stay), ``program``
-(instructions), ``staging`` (the same below a device's memory), ``capacity`` (what the budgets leave), ``plan`` (the
-result), ``verifier`` (the proof).
+Reading order: ``sequence`` (the order of all uses of blocks), ``replacement`` (Belady's rule: which blocks stay),
+``program`` (instructions), ``staging`` (the same for the host's memory below a device), ``capacity`` (what the budgets
+leave), ``plan`` (the result), ``verifier`` (the proof).
 """

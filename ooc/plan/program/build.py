@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a layout to the plan: the blocks are numbered, the programs unrolled in the frames that the budgets leave."""
+"""From a layout to the plan: number the blocks, and unroll the programs in the frames that the budgets leave."""
 
 from ooc.plan.layout.layout import Layout, free_frames
 from ooc.plan.program.capacity import Capacity, capacity_of
@@ -11,8 +11,8 @@ from ooc.plan.workload import Workload
 
 
 def build_plan(layout: Layout, capacity: Capacity, *, epoch_only: bool = False) -> Plan:
-    """Everything that follows from ``layout`` in arenas of what ``capacity`` leaves; of an epoch
-    alone where no more is asked for."""
+    """Return the plan that follows from ``layout``, in arenas as large as ``capacity`` allows; with ``epoch_only``, of
+    the training epoch alone."""
     workload, blocks = capacity.workload, block_table(layout, capacity.workload)
     device_limit_bytes, host_limit_bytes = capacity.budgets(layout)
     unrolled = _unrolled(layout, capacity, blocks, epoch_only=epoch_only)
@@ -40,7 +40,7 @@ def build_plan(layout: Layout, capacity: Capacity, *, epoch_only: bool = False) 
 
 
 def _unrolled(layout: Layout, capacity: Capacity, blocks: BlockTable, *, epoch_only: bool) -> dict[str, Program]:
-    """The programs in the arena that is computed in."""
+    """Return the programs of the arena that is computed in."""
     workload, frames, has_tiers = capacity.workload, capacity.frames(layout), capacity.has_tiers
     sequences: dict[str, BlockSequence] = {}
     for name, passes in layout.programs.items():
@@ -54,7 +54,7 @@ def _unrolled(layout: Layout, capacity: Capacity, blocks: BlockTable, *, epoch_o
 
 
 def _staged(unrolled: dict[str, Program], layout: Layout, capacity: Capacity, blocks: BlockTable) -> dict[str, Staging]:
-    """The programs of the host's arena below them, where it has one."""
+    """Return the programs of the host's arena below them, if there is one."""
     frames = capacity.host_frames(layout)
     if frames is None:
         return {}
@@ -65,12 +65,13 @@ def _staged(unrolled: dict[str, Program], layout: Layout, capacity: Capacity, bl
 
 
 def _host_frames(program: Program) -> int:
-    """Those that it works in; what the device keeps comes by way of the last ones, where nothing else may lie then."""
+    """Return the host frames that a program needs: those it works in, and after those of blocks to be kept on the
+    device, the last ones, through which these blocks arrive."""
     return max(program.frames, max((frame + 1 for _, frame in program.warm), default=0) + IN_TRANSFER)
 
 
 def _retainable_bytes(layout: Layout, workload: Workload) -> int:
-    """What opaque layers retain of their runs in a training epoch, where they retain all, at most."""
+    """Return a bound on the bytes that opaque layers retain in a training epoch, if they retain everything."""
     pulls = ((item.rows, item.pull) for item in layout.programs.get("train", ()) if item.pull is not None)
     return sum(
         (rows + workload.topologies[pull.direction].edges) * pull.per_edge.bytes_per_edge

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What budgets leave for arenas and what passes need of them: whether a layout fits, and what to say when none does."""
+"""The memory that budgets leave for arenas and that passes need: whether a layout fits, and the message if none
+does."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,21 +30,22 @@ from ooc.plan.workload import Workload
 from ooc.sizes import format_size
 
 _USE_BYTES, _STATED_LIST_BYTES = 180, 64 << 20
-"""What a plan's lists take at most for each use of a block by a pass, with what makes, proves or runs them (made and
-proved: 80 to 150, measured), and how much of that what is stated beside the budgets has room for."""
+"""The most bytes that a plan's lists take for each use of a block by a pass, including what makes, proves or runs them
+(measured for making and proving: 80 to 150); and how many bytes of lists the stated memory beside the budgets has room
+for."""
 LINK_BYTES_PER_S = 10**9
-"""That a process is taken to receive of the others where nobody says or has measured it."""
+"""The bytes per second that a process is assumed to receive from the others, if nobody has stated or measured it."""
 
 
 class ExchangeForm(Enum):
-    """What processes are sent for a pull."""
+    """What processes send one another for a pull."""
 
     AUTO = "auto"
-    """Whichever takes less time, pull by pull."""
+    """Whichever takes less time, for each pull."""
     HALO = "halo"
-    """Rows of others, all their columns, that edges into own rows lead to."""
+    """All columns of the rows of other processes that edges into own rows lead to (the halo)."""
     COLUMNS = "columns"
-    """Some columns of all rows; and back what others have pulled of theirs. Where that can be."""
+    """Some columns of all rows, and back what others have pulled of their rows; where columns can be sharded."""
 
 
 class ExchangeWay(Enum):
@@ -52,19 +54,20 @@ class ExchangeWay(Enum):
     AUTO = "auto"
     """Whichever way is faster."""
     HOST = "host"
-    """By way of the host's memory."""
+    """Through the host's memory."""
     DEVICE = "device"
     """From device to device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the plan may use, and what the user has fixed by hand (``None``: the planner's choice).
+    """The memory a plan may use, and what the user has fixed by hand (``None``: the planner chooses).
 
     ``ssd_write_bytes``: the most that a training epoch may write to the SSD (drives wear out). ``one_memory``: both
-    budgets are of one memory, of which the user gave the sum; either takes of the other what it cannot do without.
-    ``processes``: that have as much each of what the user gave for all of them, and receive ``link_bytes_per_s``, with
-    a device by the way of ``exchange_by``. ``beside_bytes``: what is held of that beside the plan.
+    budgets are of one memory, of which the user gave the sum; each takes from the other what it cannot do without.
+    ``processes``: the number of processes that share what the user gave, equally. Each receives ``link_bytes_per_s``;
+    with a device, in the way ``exchange_by``. ``beside_bytes``: the part of a process's memory that is held outside the
+    plan.
     """
 
     device_bytes: int
@@ -85,28 +88,29 @@ class Limits:
         return self.exchange_by is ExchangeWay.DEVICE
 
     def received_bytes_per_s(self, hardware: Hardware) -> float:
-        """How much a second comes of other processes to where it is computed."""
+        """Return the bytes per second that arrive from other processes where they are computed with."""
         link, wire = self.link_bytes_per_s, hardware.wire
         if wire is None or self.is_direct:
             return link
         return min(link, wire.there_and_back_bytes_per_s)
 
     def of_all(self, nbytes: int) -> str:
-        """What the user is to give for all processes, so that each has ``nbytes`` for the plan."""
+        """Return the budget that the user must give for all processes, as text, so that each has ``nbytes`` for the
+        plan."""
         each = f", for {self.processes} processes" if self.processes > 1 else ""
         return f"'{budget_of((nbytes + self.beside_bytes) * self.processes)}'{each}"
 
     @property
     def memory_bytes(self) -> int:
-        """Both budgets together, which only mean something together where they are of one memory."""
+        """The sum of both budgets, which is meaningful where they are of one memory."""
         return self.device_bytes + self.host_bytes
 
 
 class Capacity:
-    """What ``limits`` leave for the arenas of layouts of ``workload``.
+    """The memory that ``limits`` leave for the arenas of layouts of ``workload``.
 
-    On the CPU both budgets are of one memory, and the one arena may take from either; where the device has memory of
-    its own, each budget has its arena.
+    On the CPU both budgets are of one memory, and the one arena may take from either. If the device has memory of its
+    own, each budget has its arena.
     """
 
     def __init__(self, workload: Workload, limits: Limits, hardware: Hardware) -> None:
@@ -116,7 +120,7 @@ class Capacity:
     # ---- what there is -------------------------------------------------------------------------------------
 
     def arena_bytes(self, layout: Layout) -> int:
-        """For the arena that is computed in; negative where not even the rest fits."""
+        """Return the bytes left for the arena that is computed in; negative if not even the rest fits."""
         device, host = self.budgets(layout)
         device -= self._beside_device(layout)
         host -= self.host_bytes(layout)
@@ -125,23 +129,23 @@ class Capacity:
         return device if self.has_tiers else device + host
 
     def budgets(self, layout: Layout) -> tuple[int, int]:
-        """The budgets of device and host; of one memory that has room for both, each with what ``layout`` cannot do
-        without there."""
+        """Return the budgets of device and host. If they are of one memory that has room for both, each gets at least
+        what ``layout`` cannot do without."""
         limits, host = self.limits, self.limits.host_bytes
         if limits.one_memory:
             host = max(self.host_bytes(layout), min(host, limits.memory_bytes - self._beside_device(layout)))
         return limits.memory_bytes - host, host
 
     def frames(self, layout: Layout) -> int:
-        """Frames of that arena: all that the budgets allow, but no more than there can ever be blocks for beside those
-        that regions take, and that passes work in and read ahead into."""
+        """Return the frames of the arena that is computed in: as many as the budgets allow, but no more than regions,
+        blocks, work and read-ahead can ever fill."""
         busiest = max((blocks for _, blocks, _ in _frames_by_pass(layout, self.workload)), default=0)
         taken = max((region.stop for regions in layout.regions.values() for region in regions), default=0)
         most = blocks_in(layout, self.workload) + taken + busiest + ahead_frames(busiest)
         return min(most, self.arena_bytes(layout) // layout.frame_bytes)
 
     def host_frames(self, layout: Layout) -> int | None:
-        """Frames of the host's own arena; None where it has none."""
+        """Return the frames of the host's own arena; None if there is none."""
         if not self.has_tiers:
             return None
         most = blocks_in(layout, self.workload) + IN_TRANSFER + MOST_AHEAD
@@ -157,22 +161,23 @@ class Capacity:
 
     @property
     def most_bytes(self) -> int:
-        """That ``least`` of a layout may come to first, at most, where it fits."""
+        """An upper bound for the first number of ``least``, for layouts that fit."""
         return self.limits.device_bytes if self.has_tiers else self.limits.memory_bytes
 
     # ---- what is needed ------------------------------------------------------------------------------------
 
     def needed_bytes(self, layout: Layout) -> int:
-        """The least that a run of ``layout`` takes where it is computed, temporaries and parameters included."""
+        """Return the least bytes that a run of ``layout`` takes where it is computed, including temporaries and
+        parameters."""
         return self._beside_device(layout) + frames_needed(layout, self.workload) * layout.frame_bytes
 
     def whole_bytes(self, layout: Layout) -> int:
-        """The same with the host's part."""
+        """Return the least bytes that a run takes on device and host together."""
         return self.needed_bytes(layout) + self.host_bytes(layout)
 
     def least(self, layout: Layout, below: float = inf) -> tuple[int, int]:
-        """By which plans of least memory are compared: where it is computed, of a device before the host's. The plan's
-        lists, which take time to count, are left out of more than ``below`` bytes."""
+        """Return a sort key for layouts by memory: the bytes needed where it is computed (on a device) or in all, then
+        in all. The plan's lists, which take time to count, are left out beyond ``below`` bytes."""
         needed = self.needed_bytes(layout)
         whole = needed + self.workload.fixed_host_bytes
         if (needed if self.has_tiers else whole) <= below:
@@ -180,17 +185,18 @@ class Capacity:
         return needed if self.has_tiers else whole, whole
 
     def host_bytes(self, layout: Layout) -> int:
-        """What is always there on the host."""
+        """Return the bytes that are always taken on the host."""
         return self.workload.fixed_host_bytes + self._list_bytes(layout)
 
     def _list_bytes(self, layout: Layout) -> int:
-        """What the plan's own lists take beyond what is stated beside the budgets for any plan."""
+        """Return the bytes of the plan's own lists beyond those stated beside the budgets for any plan."""
         uses = sum(block_uses(layout, self.workload, passes) for passes in layout.programs.values())
         return max(0, uses * (1 + self.has_tiers) * _USE_BYTES - _STATED_LIST_BYTES)
 
     def parts(self, layout: Layout) -> dict[str, int]:
-        """What a run of ``layout`` cannot do without, by what it is for; bytes. The slabs and blocks of the pass that
-        needs most; on a machine with device memory the host's part comes on top, elsewhere all is of one memory."""
+        """Return what a run of ``layout`` cannot do without: bytes by purpose, with the slabs and blocks of the pass
+        that needs most. On a machine with device memory the host's part is separate; elsewhere it is all of one
+        memory."""
         held = self._parts_beside(layout)
         held["row offsets, scalings and scores, on the host"] = self.workload.fixed_host_bytes
         held["the plan's lists, on the host"] = self._list_bytes(layout)
@@ -199,7 +205,7 @@ class Capacity:
         return held
 
     def _parts_beside(self, layout: Layout) -> dict[str, int]:
-        """The same where it is computed, without the host's part."""
+        """Return the same without the host's part."""
         work = self.workload
         slabs, blocks, item = max(_frames_by_pass(layout, work), key=lambda needed: needed[0] + needed[1])
         return {
@@ -211,7 +217,7 @@ class Capacity:
         }
 
     def _heaviest(self, item: Pass | None) -> str:
-        """What takes the temporaries: a pass, and the edges of a row where its layer needs all of them at once."""
+        """Return which pass has the most temporaries, and the edges of a row if its layer needs all of them at once."""
         if item is None:
             return ""
         kind, work = item.pull.per_edge if item.pull else None, self.workload
@@ -227,7 +233,8 @@ class Capacity:
         return self.workload.fixed_device_bytes + layout.scratch_bytes
 
     def _spare(self, layout: Layout) -> int:
-        """What the host has beside what ``layout`` needs there, bytes; with tiers it is of no use where it computes."""
+        """Return the bytes that the host has beyond what ``layout`` needs there; 0 with tiers, since a device cannot
+        use them."""
         return 0 if self.has_tiers else max(0, self.limits.host_bytes - self.host_bytes(layout))
 
     def _least_device(self, layout: Layout) -> int:
@@ -237,14 +244,15 @@ class Capacity:
         return self.host_bytes(layout) + (IN_TRANSFER * layout.frame_bytes if self.has_tiers else 0)
 
     def lacking(self, layout: Layout) -> tuple[int, int]:
-        """By which plans that do not fit are compared: what budgets lack; of a device before what the host needs."""
+        """Return a sort key for layouts that do not fit: the bytes that the budgets lack; for a device, before what the
+        host needs."""
         device = max(0, self._least_device(layout) - self.limits.device_bytes)
         host = self._least_host(layout)
         return (device, host) if self.has_tiers else (device + max(0, host - self.limits.host_bytes), device)
 
     def shortage(self, layout: Layout) -> str:
-        """Why ``layout``, of which the budgets lack least, does not fit: who needs how much, what there is, and the
-        least budgets that would do."""
+        """Return why ``layout``, for which the budgets lack least, does not fit: what needs how much, what there is,
+        and the least budgets that would do."""
         limits = self.limits
         if limits.one_memory:
             need = self.whole_bytes(layout)
@@ -277,21 +285,21 @@ class Capacity:
         return f"{'; '.join(lines)}; give {' and '.join(remedies)}"
 
     def _made_of(self, layout: Layout) -> str:
-        """The parts of the smallest plan, as ``ooc plan --floor`` prints them; of a device's memory alone if it has
-        its own."""
+        """Return the parts of the smallest plan, as ``ooc plan --floor`` prints them; only those on the device if it
+        has memory of its own."""
         parts = self._parts_beside(layout) if self.has_tiers else self.parts(layout)
         return ", ".join(f"{format_size(nbytes)} {what}" for what, nbytes in parts.items() if nbytes)
 
 
 def blocks_in(layout: Layout, workload: Workload) -> int:
-    """Frames that all there is would fill, regions aside."""
+    """Return the number of frames that all blocks would fill, without regions."""
     count = sum(m.grid.blocks * m.grid.slabs for m in layout.matrices.values() if m.in_frames)
     edges = ((t.edges, array) for t in workload.topologies.values() for array in t.arrays.values())
     return count + sum(number * array.edge_bytes // layout.frame_bytes + 1 for number, array in edges)
 
 
 def budget_of(nbytes: int) -> str:
-    """A budget of at least ``nbytes`` and less than 1 % more, as one would type it."""
+    """Return a budget as a user would type it, at least ``nbytes`` and less than 1 % more."""
     for unit, scale in (("G", 10**9), ("M", 10**6), ("K", 10**3)):
         if nbytes >= 100 * scale:
             return f"{-(-nbytes // scale)}{unit}"
@@ -299,7 +307,7 @@ def budget_of(nbytes: int) -> str:
 
 
 def block_uses(layout: Layout, workload: Workload, passes: Passes) -> int:
-    """How often a program uses blocks, about: those of rows that it does not compute count as well."""
+    """Return about how often a program uses blocks; it includes rows that this process does not compute."""
     key = "block uses", layout.step_rows, layout.frame_bytes
     return passes.remembered(key, lambda: sum(_block_uses(item, layout, workload, passes) for item in passes))
 
@@ -319,7 +327,8 @@ def _block_uses(item: Pass, layout: Layout, workload: Workload, passes: Passes) 
 
 
 def blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Passes) -> int:
-    """A bound on the frames in use while as many neighbouring steps of a pass are computed as it has at a time."""
+    """Return a bound on the frames in use while a pass computes as many consecutive steps as it has in memory at
+    once."""
     key = "blocks at once", item.index, layout.step_rows, layout.frame_bytes
     return passes.remembered(key, lambda: _blocks_at_once(item, layout, workload, passes))
 
@@ -350,17 +359,17 @@ def _blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Pass
 
 
 def ahead_frames(at_once: int) -> int:
-    """Frames worth having beyond those in use, so that reads and writes go on while a step is computed."""
+    """Return how many frames are worth having beyond those in use, so that reads and writes go on during a step."""
     return max(4, at_once // 2)
 
 
 def frames_needed(layout: Layout, workload: Workload) -> int:
-    """The fewest frames that every pass can run in, reading nothing ahead."""
+    """Return the fewest frames in which every pass can run, without reading ahead."""
     return max((taken + blocks for taken, blocks, _ in _frames_by_pass(layout, workload)), default=0)
 
 
 def _frames_by_pass(layout: Layout, workload: Workload) -> Iterator[tuple[int, int, Pass]]:
-    """Of every pass: frames up to the last that a region takes, and those that it works in."""
+    """Yield for every pass the frames up to the last one taken by a region, the frames it works in, and the pass."""
 
     def of(passes: Passes, regions: Sequence[Region]) -> list[tuple[int, int, Pass]]:
         taken = (max((r.stop for r in regions if r.first <= p.index <= r.last), default=0) for p in passes)
@@ -383,9 +392,10 @@ def capacity_of(
     cyclic: bool,
     coarseness: int = 1,
 ) -> list[int]:
-    """By step: frames left for blocks that wait, beside those that a pass works in and reads ahead into.
+    """Return, for each step, the frames left for waiting blocks, beside those that a pass works in and reads ahead
+    into.
 
-    ``bounds`` may be those of a program with blocks ``coarseness`` times as tall as the layout's.
+    ``bounds`` may be those of a program whose blocks are ``coarseness`` times as tall as the layout's.
     """
     room = []
     for item, pieces in zip(passes, available, strict=True):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Long sequences of small tuples, in little memory: a plan has millions of uses, steps and transfers."""
+"""Long sequences of small tuples in little memory: a plan has millions of uses, steps and transfers."""
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -8,12 +8,12 @@ from typing import Any, Generic, TypeVar
 
 Row = TypeVar("Row")
 _AT_ONCE = 4096
-"""Rows that are turned into columns."""
+"""Rows that are converted to columns at a time."""
 
 
 class Columns(Sequence[Row], Generic[Row]):
-    """Rows of numbers by column, in arrays of ``codes``. What stands for a row is made by ``row`` of its numbers when
-    it is asked for; who goes through all of them and is in a hurry takes ``columns``."""
+    """A sequence of rows of numbers, stored by column in arrays of type ``codes``. An item is made from a row's numbers
+    by ``row`` when it is asked for. Loops that must be fast read ``columns`` directly."""
 
     __slots__ = ("_row", "columns")
 
@@ -43,7 +43,7 @@ class Columns(Sequence[Row], Generic[Row]):
 
 
 class ByStep(Sequence[tuple[Row, ...]], Generic[Row]):
-    """Of each step some of ``rows``, one step's after the other's; none yet."""
+    """A sequence of tuples, one for each step, that are consecutive stretches of ``rows``. It begins empty."""
 
     __slots__ = ("_stops", "rows")
 
@@ -52,7 +52,7 @@ class ByStep(Sequence[tuple[Row, ...]], Generic[Row]):
         self._stops = array("q", [0])
 
     def end_step(self) -> None:
-        """What ``rows`` have got since the step before is the next step's."""
+        """End the present step: the rows added since the step before belong to it."""
         self._stops.append(len(self.rows))
 
     def __len__(self) -> int:

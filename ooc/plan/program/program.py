@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program unrolled: which block is read, kept, moved and written when, and in which frame it lies.
+"""A program unrolled: when each block is read, kept, moved and written, and in which frame it lies.
 
-Made once from the sequence of uses, before anything runs. Three read it: the executor runs it, the verifier
-(``ooc.plan.program.verifier``) proves it, and its bytes are what an epoch moves.
+It is made once, from the sequence of uses, before anything runs. The executor runs it, the verifier
+(``ooc.plan.program.verifier``) proves it, and its bytes are those an epoch moves.
 
-When step t begins, its blocks and (as far as frames go) those of later steps get their frames, in order of first
-use, and the reads are sent off. Frames come back when the second step after their last use begins, so that the tiles of
-two steps may overlap, or the first where a pass has one at a time; at a pass's end everything comes to rest.
+When step t begins, its blocks get their frames, and as far as frames go those of later steps, in the order of first
+use; their reads are started. A frame is freed when the second step after its last use begins, so that the tiles of two
+steps may overlap, or the next step if the pass has one step at a time. At the end of a pass all work is complete.
 """
 
 from array import array
@@ -23,7 +23,7 @@ from ooc.plan.program.sequence import READING, WRITING, BlockTable, Span, Step, 
 
 
 class Acquire(NamedTuple):
-    """Give ``block`` the frame ``frame``; ``load``: and read it from the SSD."""
+    """Give frame ``frame`` to ``block``, and with ``load`` read the block from the SSD."""
 
     block: int
     frame: int
@@ -40,12 +40,13 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """``steps`` and what happens around them, by step: ``acquire`` before, ``store`` (blocks to write) after.
+    """The ``steps`` of a program with what happens around each: ``acquire`` before it, and ``store``, the blocks to
+    write, after it.
 
-    ``bounds``: (first, stop) step of each pass. ``moves``: by pass, before its first step. ``fill``: by step, blocks
-    copied to a slab buffer before it, and whether each is in a frame. ``warm``: blocks that must be in their
-    frames when the program begins, and ``leaves``: those that are in the end. ``kept`` says what the replacement
-    decided.
+    ``bounds``: the (first, stop) step of each pass. ``moves``: before the first step of a pass. ``fill``: the blocks
+    copied to a slab buffer before a step, and whether each is in a frame. ``warm``: blocks that must be in their frames
+    when the program begins; ``leaves``: those that are in theirs when it ends. ``kept``: the decisions of the
+    replacement.
     """
 
     steps: Sequence[Step]
@@ -62,11 +63,11 @@ class Program:
     read_bytes: int = 0
     write_bytes: int = 0
     steps_at_once: Sequence[int] = ()
-    """By pass: of how many steps tiles are under way, at most; when that many more have begun, those of a step have
-    ended."""
+    """How many steps have tiles under way at once, by pass; the tiles of a step have ended when that many more steps
+    have begun."""
 
     def bytes_used(self, blocks: BlockTable) -> dict[str, tuple[int, int]]:
-        """By matrix: the bytes that its uses read, and how many of them are found in memory."""
+        """Return, by matrix, the bytes that the program reads, and how many of them are found in memory."""
         used: dict[str, tuple[int, int]] = {}
         for span, is_found in zip(self.uses.spans, found_in_memory(self.uses, self.kept), strict=True):
             if span.use is not Use.WRITE:
@@ -78,7 +79,7 @@ class Program:
 
 
 def found_in_memory(uses: Uses, kept: Kept) -> bytearray:
-    """For each span, whether its block is still in memory from the use before."""
+    """Return, for each span, whether its block is still in memory from the use before."""
     count = len(uses.spans)
     found = bytearray(count)
     for is_kept, then in zip(kept.after, uses.following, strict=True):
@@ -91,7 +92,7 @@ def found_in_memory(uses: Uses, kept: Kept) -> bytearray:
 
 
 def blocks_to_write(uses: Uses, kept: Kept) -> bytearray:
-    """By block: whether it is written by the program and needed again after it has lost its frame."""
+    """Return, for each block, whether the program writes it and needs it again after it has lost its frame."""
     _, _, blocks, used = uses.spans.columns
     written, needed = bytearray(len(uses.firsts)), bytearray(len(uses.firsts))
     for block, use in zip(blocks, used, strict=True):
@@ -105,13 +106,14 @@ def blocks_to_write(uses: Uses, kept: Kept) -> bytearray:
 
 
 _COOLING_STEPS = 6
-"""Steps that a frame whose block is being written is left alone if others are free: then nobody waits for the write."""
+"""Steps for which a frame whose block is being written is left alone if others are free, so that nobody waits for the
+write."""
 _FOR_EVER = 1 << 30
 _NEVER = -2
 
 
 class _Frames:
-    """Free frames, grouped by the passes in which no region takes them: frames of one group are alike."""
+    """The free frames, grouped by the passes in which no region takes them; frames of one group are interchangeable."""
 
     def __init__(self, available: Sequence[Sequence[range]]) -> None:
         self.passes = len(available)
@@ -134,7 +136,8 @@ class _Frames:
         self.highest = 0
 
     def _stay(self, pattern: tuple[bool, ...], start: int) -> int:
-        """The pass, counted on into the next epoch, until which such a frame is free from pass ``start`` on."""
+        """Return the last pass until which such a frame stays free from pass ``start`` on, counting on into the next
+        epoch."""
         if all(pattern):
             return _FOR_EVER
         p = start
@@ -143,8 +146,8 @@ class _Frames:
         return p - 1
 
     def enter(self, p: int, taken: Collection[int] = ()) -> set[int]:
-        """Open and close groups for pass ``p``, of which only ``taken`` frames are in use; the groups that are not
-        open."""
+        """Open and close groups for pass ``p``, in which only ``taken`` frames are in use; return the groups that are
+        closed."""
         now = {g for g, pattern in enumerate(self.patterns) if pattern[p]}
         closed = {*range(len(self.patterns))} - now
         for g in closed:
@@ -156,7 +159,7 @@ class _Frames:
         return closed
 
     def take(self, p: int, until: int) -> int | None:
-        """A frame for use from pass ``p`` to pass ``until``, at best one that is free just so long."""
+        """Take a frame for use from pass ``p`` to pass ``until``, if possible one that is free for just that long."""
         best, rank = -1, (1, 1, 0)
         for g in self.open:
             clean = self.clean[g]
@@ -172,7 +175,7 @@ class _Frames:
         return frame
 
     def has(self, p: int, until: int) -> bool:
-        """Whether a frame is free that stays so until pass ``until``."""
+        """Whether some free frame stays free until pass ``until``."""
         for g in self.open:  # noqa: SIM110  (asked for every block and step: any() of a generator takes twice as long)
             if self.stay[g][p] >= until and (self.clean[g] or self.cooling[g]):
                 return True
@@ -195,8 +198,8 @@ class _Frames:
 
 
 class BlockSequence(NamedTuple):
-    """The uses of blocks by a program, and the frames that it has: ``capacity`` as ``Uses`` have it, ``available[p]``
-    those of pass p that no region takes, which has ``steps_at_once[p]``."""
+    """The uses of blocks by a program, and its frames. ``capacity`` is as in ``Uses``; ``available[p]``: the frames of
+    pass p that no region takes; ``steps_at_once[p]``: as in ``Program``."""
 
     steps: Sequence[Step]
     bounds: Sequence[tuple[int, int]]
@@ -207,14 +210,14 @@ class BlockSequence(NamedTuple):
 
     @property
     def frames_then(self) -> dict[int, tuple[int, int]]:
-        """As ``Uses`` have it."""
+        """The number of frames of each later pass, as in ``Uses``."""
         passes = zip(self.bounds, self.available, strict=True)
         return {first - 1: (stop, sum(map(len, pieces))) for (first, stop), pieces in passes if 0 < first < stop}
 
 
 PREPARATION, EPOCH = "prepare", "train"
 EPOCHS = EPOCH, "train_and_score"
-"""Programs that are run again and again; all others but the preparation come between them."""
+"""The programs that run again and again. Other programs, except the preparation, run between them."""
 
 
 def unroll(
@@ -225,9 +228,9 @@ def unroll(
     paced: bool,
     epoch_only: bool = False,
 ) -> dict[str, Program]:
-    """All programs in the frames of one arena, or the epoch's alone. What one leaves there lies where the others look
-    for it: an epoch what the next one wants, and beside that what others use; a program between two epochs what the
-    second one wants."""
+    """Return all programs in the frames of one arena, or only the epoch's. Blocks that a program leaves lie where the
+    next one looks for them: an epoch leaves what the next epoch, and other programs, want; a program between two epochs
+    leaves what the second one wants."""
     firsts = {
         name: _firsts_of_lasting(sequence.spans, blocks) for name, sequence in sequences.items() if name != PREPARATION
     }
@@ -258,18 +261,18 @@ def unroll(
 
 
 def _firsts_of_lasting(spans: Columns[Span], blocks: BlockTable) -> dict[int, int]:
-    """By block that is there in every epoch: the first step that uses it."""
+    """Return the first step that uses each block, of those that exist in every epoch."""
     firsts, _, used, _ = spans.columns
     lasting = set(filter(blocks.lasts, {*used}))
     return {block: first for first, block in zip(reversed(firsts), reversed(used), strict=True) if block in lasting}
 
 
 class Unrolling:
-    """Gives every block its frames: where every live block is meanwhile, and what is to come. ``homes``: where blocks
-    lie between programs that others begin with.
+    """The unrolling of one program: it tracks the frame of every live block and the blocks to come. ``homes``: the
+    frames of blocks with which programs begin.
 
-    ``paced``: of blocks that are needed later than in the next step, no more are asked for at a step than the pass
-    loads a step. For those who may have to wait before they send a load on, with a step to compute behind it.
+    ``paced``: a step requests no more blocks for later steps than the next than the pass loads in a step on average.
+    This is for programs that may have to wait before a load is passed on, while a step is there to compute.
     """
 
     def __init__(
@@ -336,7 +339,8 @@ class Unrolling:
         )
 
     def _unbroken(self, first: int) -> int:
-        """Blocks in use both in step ``first`` and in the one before it, which no capacity counts."""
+        """Return the number of blocks in use both in step ``first`` and the step before it, which no capacity
+        counts."""
         (firsts, *_), kept, following = self.uses.spans.columns, self.kept.after, self.uses.following
         ended = self.uses.ending(first - 1) if first else ()
         return sum(kept[i] and following[i] < len(firsts) and firsts[following[i]] == first for i in ended)
@@ -344,8 +348,8 @@ class Unrolling:
     # ---- before the first step and after the last -------------------------------------------------------
 
     def _place(self) -> None:
-        """Frames for what is there at the beginning: those that it has between programs, or else new ones, in order of
-        first use."""
+        """Give frames to the blocks that are there at the beginning: their homes, or new frames in the order of first
+        use."""
         begins, last = self.kept.begins, len(self.uses.spans)
         firsts = {block: i for block in begins if (i := self.uses.first_of(block)) >= 0}
         self.where = {block: self.homes[block] for block in begins if block in self.homes}
@@ -356,13 +360,13 @@ class Unrolling:
             self.homes[block] = self.where[block] = self._must_take(0, until)
 
     def _return_home(self, home: dict[int, int]) -> None:
-        """Moves that put carried blocks where the next program expects them; a block in the way goes first."""
+        """Append moves that put carried blocks where the next program expects them; a block in the way moves first."""
         taken = {self.where[block]: block for block in home if self.where[block] != home[block]}
         wanted = {home[block]: block for block in taken.values()}
         moves: list[Move] = []
 
         def follow(free: int) -> None:
-            """Fill frame ``free``, then the one that this leaves, and so on."""
+            """Fill frame ``free``, then the frame that this empties, and so on."""
             while free in wanted:
                 block = wanted.pop(free)
                 origin = self.where[block]
@@ -386,7 +390,7 @@ class Unrolling:
     # ---- passes and steps ---------------------------------------------------------------------------------
 
     def _enter(self, p: int) -> None:
-        """Frames that regions take are left, with what must be kept moved elsewhere; others become free."""
+        """Leave the frames that regions take, moving blocks that must be kept, and free the others."""
         self.ahead = 0
         closed = self.frames.enter(p)
         if not closed:
@@ -433,7 +437,7 @@ class Unrolling:
         self._finish(t)
 
     def _finish(self, t: int) -> None:
-        """What step ``t`` copies to slab buffers, and what is written after it."""
+        """Record what step ``t`` copies to slab buffers, and what is written after it."""
         filled: list[tuple[int, bool]] = []
         stored, copy = self.stored, int(Use.COPY)
         _, _, blocks, uses = self.uses.spans.columns
@@ -452,7 +456,7 @@ class Unrolling:
         self.store.end_step()
 
     def _may_prefetch(self, p: int, i: int, t: int) -> bool:
-        """Whether span ``i``, of a later step, can have its frame at step ``t`` already. It needs one."""
+        """Whether span ``i`` of a later step, which needs a frame, can have it at step ``t`` already."""
         firsts, _, blocks, uses = self.uses.spans.columns
         first, block = firsts[i], blocks[i]
         if block in self.where:
@@ -468,7 +472,7 @@ class Unrolling:
         return self.frames.has(p, self.until[i])
 
     def _release(self, t: int, first: int) -> None:
-        """Frames of blocks that were in use for the last time, or for long, at step ``t`` of this pass."""
+        """Free the frames of blocks whose last use, or last for long, was step ``t`` of this pass."""
         if t < first:
             return
         after, copy, (_, _, blocks, uses) = self.kept.after, int(Use.COPY), self.uses.spans.columns
@@ -484,7 +488,7 @@ class Unrolling:
                 self.frames.give(frame, t, being_written=self.stored_at[block] == t)
 
     def _loads_a_step(self) -> list[int]:
-        """By pass, on the average, rounded up."""
+        """Return the average number of loads in a step, by pass and rounded up."""
         loads = [0] * len(self.bounds)
         firsts, _, _, uses = self.uses.spans.columns
         for first, use, found in zip(firsts, uses, self.found, strict=True):
@@ -493,7 +497,8 @@ class Unrolling:
         return [-(-count // max(1, stop - first)) for count, (first, stop) in zip(loads, self.bounds, strict=True)]
 
     def _untils(self) -> Sequence[int]:
-        """By span: the pass in which its frame comes back, counted on into the next epoch. Nobody looks further."""
+        """Return, for each span, the pass in which its frame is freed, counted on into the next epoch but no
+        further."""
         (_, lasts, _, _), following, after = self.uses.spans.columns, self.uses.following, self.kept.after
         count, passes = len(lasts), len(self.bounds)
 
@@ -501,7 +506,8 @@ class Unrolling:
             return array("i", (self.pass_of[last] + epoch * passes for last in lasts))
 
         def untils(epoch: int, beyond: Sequence[int]) -> Sequence[int]:
-            """Of a run of the program ``epoch`` epochs on; ``beyond``: of the run after that."""
+            """Return the same for the run of the program ``epoch`` epochs later; ``beyond`` is for the run after
+            that."""
             until = ends(epoch)
             for i in range(count - 1, -1, -1):
                 if after[i]:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process is sent by others while it computes a pass, part by part, and what of it computing does not hide."""
+"""What other processes send to one while it computes a pass, part by part, and how much of that time computing does not
+hide."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,25 +12,26 @@ from ooc.plan.workload import EdgesKey, Pull, Share, Topology, sharded_widths
 
 _MOST_PARTS = 8
 _PART_BYTES = 1 << 18
-"""By links of 20 MB a second 0.3 s of an epoch of slabs of 2 MB were waited for with these, 0.7 s with four times as
-large ones, of which a slab was but one or two."""
+"""Bytes of a part. Over links of 20 MB a second, an epoch with slabs of 2 MB waited 0.3 s with this size, and 0.7 s
+with parts four times as large, of which a slab was only one or two."""
 
 
 class Received(NamedTuple):
-    """Bytes that come in so many equal parts: a slab while the one before it is pulled, rows as others have them."""
+    """Bytes that arrive in ``parts`` equal parts: a slab while the one before it is pulled, or rows as others have
+    computed them."""
 
     nbytes: int
     parts: int
 
 
 def sent_parts(nbytes: int) -> int:
-    """In how many parts matrices of so many bytes together are sent while they are computed."""
+    """Return in how many parts matrices of ``nbytes`` bytes in all are sent while they are computed."""
     return max(1, min(_MOST_PARTS, nbytes // _PART_BYTES))
 
 
 def exposed_s(received: Sequence[Received], computed_s: float, bytes_per_s: float) -> float:
-    """How much longer than ``computed_s`` a pass takes for what it receives. One part of what comes in n is computed,
-    or pulled, while nothing is sent, and one is sent while nothing else is done; the others may be hidden."""
+    """Return the seconds that a pass takes beyond ``computed_s`` for what it receives. Of n parts, one is computed or
+    pulled while nothing is sent, and one is sent while nothing is computed; the others may be hidden."""
     alone_s = sum(one.nbytes / one.parts for one in received) / bytes_per_s
     beside_s = sum(one.nbytes for one in received) / bytes_per_s - alone_s
     most = max((one.parts for one in received), default=1)
@@ -37,8 +39,8 @@ def exposed_s(received: Sequence[Received], computed_s: float, bytes_per_s: floa
 
 
 class Forms(NamedTuple):
-    """Bytes that a process is sent for a pull of ``source``: rows of others, or columns of all rows and back (None:
-    these cannot be sharded); and whether they are."""
+    """The bytes that a process receives for a pull of ``source`` in both forms: rows of other processes, or columns of
+    all rows and back (None: columns cannot be sharded); and whether they are sharded."""
 
     source: str
     halo_bytes: int
@@ -48,7 +50,7 @@ class Forms(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """The process with ``share``, which computes the ``passes`` of a program."""
+    """What the process with ``share`` receives while it computes ``passes``."""
 
     passes: Sequence[Pass]
     matrices: Mapping[str, MatrixPlan]
@@ -56,9 +58,8 @@ class Receiver:
     share: Share
 
     def received(self) -> list[list[Received]]:
-        """What it is sent in each pass: rows of what is pulled, as they are computed, or slab by slab as it is pulled,
-        or slabs that are sharded, and what is pulled of these; and sums of what is scattered, from one process to the
-        next."""
+        """Return what is received in each pass: pulled rows as they are computed, slab by slab as they are pulled, or
+        as sharded slabs with the pulled rows sent back; and scattered sums, from one process to the next."""
         passes, share, matrices = self.passes, self.share, self.matrices
         found: list[list[Received]] = [[] for _ in passes]
         for item in passes:
@@ -90,7 +91,7 @@ class Receiver:
         return found
 
     def forms(self) -> list[Forms]:
-        """Both forms of every pull, with slabs as wide as they can be."""
+        """Return both forms of every pull, with slabs as wide as possible."""
         found = []
         for item in self.passes:
             if item.pull is None or item.sweeps is not None:
@@ -113,11 +114,12 @@ class Receiver:
         return found
 
     def _others_rows(self, space: str, rows: int) -> int:
-        """How many of the first ``rows`` rows are of others."""
+        """Return how many of the first ``rows`` rows belong to other processes."""
         return rows - len(self.share.own(space, rows))
 
     def _wanted_rows(self, planned: MatrixPlan, rows: int, directions: Sequence[EdgesKey]) -> int:
-        """Of the first ``rows`` rows of a matrix, those of others that are wanted for pulls in these directions."""
+        """Return how many of the first ``rows`` rows of a matrix belong to others and are needed for pulls in these
+        directions."""
         topology, space, rows = self.topologies[directions[0]], planned.matrix.space, min(rows, planned.grid.rows)
         if len(directions) == 1 and topology.halo is not None:
             return bisect_left(topology.halo, rows)
@@ -126,14 +128,15 @@ class Receiver:
         return self._others_rows(space, rows)
 
     def _brought(self, item: Pass, width: int, columns: int) -> int:
-        """Bytes that are received of what other rows bring to ``width`` of a source's ``columns``."""
+        """Return the bytes received of own rows of other processes, for ``width`` of a source's ``columns``."""
         assert item.pull is not None
         own = (self.matrices[name] for name in item.pull.own)
         row_bytes = sum(one.matrix.columns * width // columns * one.region_itemsize for one in own)
         return self._others_rows(item.space, item.rows) * row_bytes
 
     def _of_sharded(self, item: ColumnPass) -> Iterator[tuple[int, Received]]:
-        """By pass: what comes of slabs that are sharded, and of what others have pulled of theirs."""
+        """Yield, with the index of its pass, what is received of sharded slabs, and of what others have pulled for this
+        process."""
         planned, rows = self.matrices[item.pull.source], written_rows(item.pull, self.passes[: item.index])
         grid, nbytes, direct = planned.grid, planned.region_itemsize, direct_slabs(self.passes, item)
         others, returned, returns = (
@@ -156,19 +159,19 @@ class Receiver:
 
 
 def written_rows(pull: Pull, passes: Sequence[Pass]) -> int:
-    """How many rows of what is pulled ``passes`` have written."""
+    """Return how many rows of the pulled matrix ``passes`` have written."""
     return max(one.rows for one in passes if pull.source in one.stores)
 
 
 def sharded_by(item: Pass, passes: Sequence[Pass]) -> list[ColumnPass]:
-    """The column passes whose slabs are sharded as ``item`` computes them right into their buffers."""
+    """Return the column passes with sharded slabs that ``item`` computes right into their buffers."""
     found = (one for one in passes[item.index + 1 :] if isinstance(one, ColumnPass) and one.processes > 1)
     return [one for one in found if one.pull.source in item.stores and direct_slabs(passes, one)]
 
 
 def sent_parts_of(item: RowPass, passes: Sequence[Pass], matrices: Mapping[str, MatrixPlan]) -> int:
-    """In how many parts all processes send what a row pass computes while it does: what is in memory whole, and slabs
-    that are sharded, of each of which one process gets one."""
+    """Return in how many parts the processes send what a row pass computes while it runs: matrices whole in memory, and
+    sharded slabs, of which each process receives one."""
     nbytes = 0
     for name in item.stage.stores:
         planned = matrices[name]
@@ -181,7 +184,7 @@ def sent_parts_of(item: RowPass, passes: Sequence[Pass], matrices: Mapping[str, 
 
 
 def returned_parts(item: ColumnPass, planned: MatrixPlan, share: Share) -> int:
-    """In how many parts what is pulled of a slab that is sharded is sent to each of the others."""
+    """Return in how many parts the pulled rows of a sharded slab are sent to each other process."""
     most = max(len(share.of(rank, item.space, item.rows)) for rank in range(share.count))
     pulled = item.pull.output_columns(planned.grid.width(0), planned.grid.columns)
     return sent_parts(most * pulled * planned.region_itemsize)

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which blocks stay in memory between two uses, when not all can.
+"""Which blocks stay in memory between two uses, if not all of them can.
 
-Between two steps that follow one another a block is in use all along and takes no room from others, but for what a pass
-copies to slab buffers first of what the one before has used last: it works in more than that.
+The sequence of uses is known. So the fewest blocks are read again if the block given up is always the one used furthest
+in the future (L. A. Belady, IBM Systems Journal 5(2), 1966), where the block just used is a candidate, too (bypass).
+That is optimal for blocks of one size, which frames give ours. The sequence is a cycle: an epoch begins with what the
+one before has left. A program between two epochs forms one sequence with the epoch that follows it, so what it begins
+with may stay for that.
 
-With the sequence of uses known, the fewest blocks are read again if the one given up is always the one used
-furthest in the future (L. A. Belady, IBM Systems Journal 5(2), 1966), and a block just used is itself among the
-candidates (bypass). That is optimal for blocks of one size, which frames make ours. The sequence is a cycle: an
-epoch begins with what the one before has left. A program that comes between two epochs is one sequence with the epoch
-that follows it: what it begins with may stay for that.
+A block that is used in two consecutive steps stays in use and takes no room from waiting blocks. The exception is a
+block that one pass uses last and the next one copies to a slab buffer first, since that pass works in more frames than
+these.
 """
 
 from array import array
@@ -24,15 +25,15 @@ from ooc.plan.program.sequence import Span, Use
 
 @dataclass(frozen=True)
 class Uses:
-    """The spans of one program, by first step, and the frames for blocks between uses.
+    """The spans of one program, ordered by first step, and the frames for blocks between two uses.
 
-    ``capacity[t]`` frames may be held over the end of step t. ``lasting(block)``: the block is there in every
-    epoch (store and constants), so that where the program is ``cyclic``, its last use is followed by the first of the
-    next. ``spare_writes``: give up what is on the SSD anyway before what would have to be written there.
-    ``afterwards``: lasting blocks that may be in memory when the program begins, as others use them too, and the steps,
-    counted on from the program's own, in which they do: of those that it does not use itself, or, unless it is cyclic,
-    of all that it may leave. ``frames_then``: by the last step of a pass, where the next one stops and how many frames
-    that has for all of its blocks (left out: as many as are wanted).
+    ``capacity[t]``: frames that may be held across the end of step t. ``lasting(block)``: the block exists in every
+    epoch (store and constants); if the program is ``cyclic``, such a block's last use is followed by its first use in
+    the next epoch. ``spare_writes``: give up blocks that are on the SSD anyway before those that would have to be
+    written. ``afterwards``: lasting blocks that may be in memory when the program begins because other programs use
+    them, with the steps, counted on from this program's, in which they do. These are blocks the program does not use
+    itself, or, if it is not cyclic, all blocks it may leave. ``frames_then``: by the last step of a pass, where the
+    next pass stops and how many frames it has for all its blocks (missing: enough).
     """
 
     spans: Columns[Span]
@@ -46,8 +47,8 @@ class Uses:
 
     @cached_property
     def following(self) -> Sequence[int]:
-        """The number of the span that uses the same block next; in the next epoch plus the number of spans; -1: none.
-        Who keeps, unrolls and counts blocks all ask."""
+        """The index of the next span with the same block; in the next epoch, plus the number of spans; -1 if there is
+        none. Replacement, unrolling and counting all use it."""
         _, _, blocks, _ = self.spans.columns
         count, firsts = len(blocks), self.firsts
         following, last_of = array("i", [-1]) * count, array("i", [-1]) * len(firsts)
@@ -62,13 +63,13 @@ class Uses:
         return following
 
     def ending(self, step: int) -> Sequence[int]:
-        """The numbers of the spans whose last step is ``step``, ascending."""
+        """Return the indices of the spans whose last step is ``step``, ascending."""
         by_end, begins = self.endings
         return by_end[begins[step] : begins[step + 1]]
 
     @cached_property
     def firsts(self) -> Sequence[int]:
-        """By block: the number of its first span; -1 where it is not used."""
+        """The index of each block's first span; -1 if the program does not use the block."""
         _, _, blocks, _ = self.spans.columns
         firsts = array("i", [-1]) * (max(blocks, default=-1) + 1)
         for i, block in zip(range(len(blocks) - 1, -1, -1), reversed(blocks), strict=True):
@@ -76,12 +77,12 @@ class Uses:
         return firsts
 
     def first_of(self, block: int) -> int:
-        """The number of its first span; -1 where it is not used."""
+        """Return the index of the block's first span; -1 if the program does not use it."""
         return self.firsts[block] if block < len(self.firsts) else -1
 
     @cached_property
     def endings(self) -> tuple[Sequence[int], Sequence[int]]:
-        """All spans by last step, and where those of each step begin there: for who asks for every step in turn."""
+        """The indices of all spans ordered by last step, and where those of each step begin."""
         _, lasts, _, _ = self.spans.columns
         stops = array("i", [0]) * (self.steps + 1)
         for step in lasts:
@@ -96,8 +97,8 @@ class Uses:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a policy keeps: ``after[i]``: span i's block stays until its next use. ``begins``: blocks that are there
-    when the program begins; ``carried``: over its end."""
+    """The decisions of a replacement policy. ``after[i]``: the block of span i stays until its next use. ``begins``:
+    blocks in memory when the program begins; ``carried``: blocks kept beyond its end."""
 
     after: bytearray
     begins: frozenset[int]
@@ -105,11 +106,11 @@ class Kept:
 
 
 def belady(uses: Uses) -> Kept:
-    """The fewest blocks read again, in the steady state from one epoch to the next; or in a program between epochs and
-    at the beginning of the epoch that follows it.
+    """Return the decisions with which the fewest blocks are read again, in the steady state from one epoch to the next;
+    for a program between two epochs, in it and at the beginning of the following epoch.
 
-    With ``uses.spare_writes`` fewer are written, if more have to be read for it: a block given up once has cost its
-    write, and goes as easily as one of the store from then on.
+    With ``uses.spare_writes`` fewer blocks are written, even if more must be read. A block that was given up once has
+    cost its write; from then on it is given up as easily as a block of the store.
     """
     begins = others = frozenset(uses.afterwards)
     may_carry = None if uses.cyclic else others
@@ -123,8 +124,9 @@ def belady(uses: Uses) -> Kept:
 
 
 def lru_hits(uses: Uses) -> int:
-    """How many reads would find their block if the one given up were always the least recently used, in the steady
-    state: what a cache does that does not know the future. What is not needed again takes no room here either."""
+    """Return how many reads would find their block in the steady state under the policy of giving up the least recently
+    used block, which a cache without foreknowledge follows. Blocks that are not needed again take no room here,
+    either."""
     spans, count, following = uses.spans, len(uses.spans), uses.following
     held: dict[int, None] = {}  # in order of last use
     hits = 0
@@ -157,8 +159,8 @@ _END = -1, -1, -1
 
 
 def _belady_epoch(uses: Uses, begins: frozenset[int], may_carry: frozenset[int] | None) -> Kept:
-    """One epoch with ``begins`` in memory, as far as they have room. Over its end only ``may_carry`` are kept (None:
-    any)."""
+    """Return the decisions for one epoch that begins with ``begins`` in memory, as far as there is room. Only blocks in
+    ``may_carry`` are kept beyond its end (None: any)."""
     first, _, blocks, use = uses.spans.columns
     steps, count, copy = uses.steps, len(first), int(Use.COPY)
     following, capacity = uses.following, uses.capacity
@@ -190,8 +192,8 @@ def _belady_epoch(uses: Uses, begins: frozenset[int], may_carry: frozenset[int] 
                     after[since] = False
 
     def give_up_copied(stop: int, frames: int) -> None:
-        """Those for which a pass until step ``stop`` has no frames beside what waits and what its first two steps
-        work in: a frame comes back when the third one begins."""
+        """Give up the blocks for which the pass until step ``stop`` has no frames beside waiting blocks and those of
+        its first two steps; a frame is freed when the third step begins."""
         at_work = set()
         for i in range(position, count):
             if first[i] >= min(step + 3, stop):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order in which a program touches blocks, known before anything runs.
+"""The order in which a program uses blocks, which is known before anything runs.
 
-A program is a sequence of *steps*: some rows of a row pass, or some rows of one slab of a column pass. A *span* is
-a block in use: from the first to the last step that reads it, or that adds rows to it. Blocks are numbered
-throughout a plan: slab by slab within a matrix, matrix by matrix, the arrays of edges cut like matrices.
+A program is a sequence of *steps*: some rows of a row pass, or some rows of one slab in a column pass. A *span* is one
+use of a block: from the first to the last step that reads it, or writes rows of it. Blocks are numbered throughout a
+plan: slab by slab within a matrix, matrix by matrix; arrays of edges are cut into blocks, too.
 """
 
 from bisect import bisect_left, bisect_right
@@ -43,20 +43,20 @@ class Use(IntEnum):
     READ = 0
     WRITE = 1
     COPY = 2
-    """Read into a slab buffer: from a frame if the block is in memory, from the SSD straight there if it is not."""
+    """Read into a slab buffer: from a frame if the block is in memory, otherwise from the SSD directly."""
     UPDATE = 3
-    """Read, and its rows replaced where they lie."""
+    """Read, and its rows replaced in place."""
 
     def __init__(self, number: int) -> None:
-        """Attributes, no properties: whoever goes through spans asks each."""
+        """Set attributes instead of properties, since loops over spans read them for each one."""
         self.reads = number in (0, 3)
-        """Whether its block is read into a frame."""
+        """Whether the block is read into a frame."""
         self.writes = number in (1, 3)
-        """Whether it leaves its block in a frame as the SSD does not have it."""
+        """Whether the block in the frame differs afterwards from that on the SSD."""
 
 
 class Span(NamedTuple):
-    """Block ``block`` is in use from step ``first`` to step ``last``."""
+    """A use of ``block`` from step ``first`` to step ``last``."""
 
     first: int
     last: int
@@ -70,7 +70,7 @@ def _span(first: int, last: int, block: int, use: int) -> Span:
 
 _USES = tuple(Use)
 READING, WRITING = ({int(use) for use in Use if use.reads}, {int(use) for use in Use if use.writes})
-"""By number, as columns have them."""
+"""The uses that read, and those that write, by number as in ``Columns``."""
 _FIRST, _IN_ORDER = attrgetter("first"), attrgetter("first", "use", "block")
 
 
@@ -79,9 +79,9 @@ def spans_of(spans: Iterable[Span] = ()) -> Columns[Span]:
 
 
 class Step(NamedTuple):
-    """Rows ``start:stop`` of pass ``at`` of a program; ``slab`` of its source's columns, -1 in a row pass that pulls
-    no slab. ``edges``: of a direction's edges those that are pulled along in this step, but for fewer than a part's at
-    either end, where rows are cut between parts (None: all of the rows)."""
+    """Rows ``start:stop`` of pass ``at`` of a program. ``slab``: the slab of the source, or -1 in a row pass that pulls
+    no slab. ``edges``: which of the direction's edges this step pulls along (None: all edges of the rows); where rows
+    are cut between steps, it may have fewer than ``part_edges`` more or less at either end."""
 
     at: int
     slab: int
@@ -101,8 +101,8 @@ def _numbers_of(step: Step) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class BlockTable:
-    """The numbers of all blocks: those of ``names[i]`` begin at ``bases[i]``, and ``lasting[i]``: they are there in
-    every epoch. ``own[i]``: the rows that are read and written, where a file is of several processes (None: all)."""
+    """The numbers of all blocks. Those of matrix ``names[i]`` begin at ``bases[i]``; ``lasting[i]``: they exist in
+    every epoch; ``own[i]``: the rows that this process reads and writes of a file that several share (None: all)."""
 
     names: tuple[str, ...]
     bases: tuple[int, ...]
@@ -112,7 +112,7 @@ class BlockTable:
 
     @classmethod
     def of(cls, found: dict[str, tuple[Grid, bool, range | None]]) -> "BlockTable":
-        """By name: the grid, whether it lasts, and the own rows."""
+        """Return the table of the grids in ``found``, by name, each with whether it lasts and with its own rows."""
         grids, lasting, own = zip(*found.values(), strict=True)
         bases = accumulate((grid.blocks * grid.slabs for grid in grids[:-1]), initial=0)
         return cls(tuple(found), tuple(bases), grids, lasting, own)
@@ -128,17 +128,17 @@ class BlockTable:
         return self.lasting[bisect_right(self.bases, block) - 1]
 
     def where(self, block: int) -> tuple[str, int, int]:
-        """(matrix, slab, row block) of ``block``."""
+        """Return (matrix, slab, row block) of ``block``."""
         at = bisect_right(self.bases, block) - 1
         slab, row_block = divmod(block - self.bases[at], self.grids[at].blocks)
         return self.names[at], slab, row_block
 
     def nbytes(self, block: int) -> int:
-        """Bytes of ``block`` that are read from the SSD, or written there."""
+        """Return the bytes of ``block`` that are read from the SSD or written to it."""
         return self._sizes[block]
 
     def memory_nbytes(self, block: int) -> int:
-        """Bytes of ``block`` in memory, where it has a place for every row."""
+        """Return the bytes of ``block`` in memory, where it has a place for every row."""
         return self._memory_sizes[block]
 
     @cached_property
@@ -150,7 +150,8 @@ class BlockTable:
         return self._counted([None] * len(self.grids)) if any(own is not None for own in self.own) else self._sizes
 
     def _counted(self, rows: Sequence[range | None]) -> list[int]:
-        """By block; a plan asks for each many times. All blocks of a slab but the last are of one size."""
+        """Return the bytes of every block. They are listed, since a plan asks for each many times; all blocks of a slab
+        but the last have one size."""
         sizes: list[int] = []
         for grid, own in zip(self.grids, rows, strict=True):
             last = grid.blocks - 1
@@ -164,8 +165,8 @@ class BlockTable:
 
 
 def block_table(layout: Layout, workload: Workload) -> BlockTable:
-    """Numbers for the blocks of all matrices, then of the topologies with what edges carry. Links do not last: they may
-    be others in every step."""
+    """Return the numbers of the blocks of all matrices, then of topologies with the data of their edges. Links do not
+    last, since they may be different in every step."""
     found: dict[str, tuple[Grid, bool, range | None]] = {}
     for name, planned in layout.matrices.items():
         kind, shared = planned.matrix.kind, workload.share is not None and planned.matrix.kind is Kind.LEARNT
@@ -180,7 +181,7 @@ def block_table(layout: Layout, workload: Workload) -> BlockTable:
 
 
 def swept(layout: Layout, workload: Workload) -> dict[EdgesKey, Topology]:
-    """The directions over whose edges some pass goes: without shuffles, none may need those out of rows."""
+    """Return the directions along whose edges some pass pulls. Without shuffles, the out-edges may not be needed."""
     passes = [item for program in layout.programs.values() for item in program]
     names = {name for item in passes for name, _, _ in edges_swept(item, workload)}
     return {side: topology for side, topology in workload.topologies.items() if edges_name(side) in names}
@@ -188,19 +189,19 @@ def swept(layout: Layout, workload: Workload) -> dict[EdgesKey, Topology]:
 
 @lru_cache(maxsize=64)
 def _row_bounds(start: int, stop: int, step_rows: int) -> tuple[int, ...]:
-    """Where steps over rows ``start:stop`` begin and end, at least one: the same numbers for all passes over the same
-    rows, as there are thousands of them. Steps of all processes are cut alike, but for those that two of them share."""
+    """Return where steps over rows ``start:stop`` begin and end. It is cached, since thousands of passes go over the
+    same rows. All processes cut steps alike, except for steps that two of them share."""
     return (start, *range((start // step_rows + 1) * step_rows, stop, step_rows), stop)
 
 
 def row_spans(
     grid: Grid, base: int, slabs: range, first_step: int, steps: Sequence[Step], height: int, use: Use
 ) -> Iterator[list[Span]]:
-    """Uses of the blocks of ``slabs`` by ``steps``, consecutive steps from number ``first_step`` on: those of some rows
-    after those of others, by first step.
+    """Yield the uses of the blocks of ``slabs`` by consecutive ``steps``, of which the first has number ``first_step``:
+    one list for each row block, by first step.
 
-    The steps go over rows in one direction. They are of one ``height``, which divides the blocks' or is a multiple of
-    it, but for the first and the last rows.
+    The steps go over rows in one direction. All have the same ``height``, except the first and the last; it divides the
+    height of blocks or is a multiple of it.
     """
     start, count = min(steps[0].start, steps[-1].start), len(steps)
     rows = min(grid.rows, max(steps[0].stop, steps[-1].stop))
@@ -217,7 +218,8 @@ def row_spans(
 
 
 def edges_of_step(step: Step, topology: Topology, workload: Workload) -> range:
-    """Those that it reads: from up to a part's before those that it is for, where a row may have been cut."""
+    """Return the edges that a step reads. It begins up to a part before the edges the step is for, where a row may be
+    cut."""
     edges, tile_rows = topology.tile_edges, workload.tile_rows
     low, high = edges[step.start // tile_rows], edges[min(len(edges) - 1, -(-step.stop // tile_rows))]
     if step.edges is None:
@@ -228,7 +230,7 @@ def edges_of_step(step: Step, topology: Topology, workload: Workload) -> range:
 def edge_spans(
     topology: Topology, grid: Grid, base: int, workload: Workload, first_step: int, steps: Sequence[Step]
 ) -> list[Span]:
-    """Reads of the blocks of an array of the edges by ``steps``, one sweep over the rows in one direction."""
+    """Return the reads of the blocks of an edge array by ``steps``, which sweep over the rows once in one direction."""
     spans: list[Span] = []
     open_spans: dict[int, int] = {}
     for number, step in enumerate(steps, start=first_step):
@@ -247,7 +249,7 @@ def edge_spans(
 def uses_of(
     passes: Passes, layout: Layout, workload: Workload, blocks: BlockTable
 ) -> tuple[Columns[Step], list[tuple[int, int]], Columns[Span]]:
-    """Steps, the (first, stop) step of each pass, and every use of a block, by first step."""
+    """Return the steps, the (first, stop) step of each pass, and every use of a block ordered by first step."""
     steps, spans = Columns("iiqqqq", _step), spans_of()
     bounds: list[tuple[int, int]] = []
     held: list[Span] = []
@@ -275,15 +277,16 @@ def uses_of(
 
 
 _AT_ONCE = 4096
-"""Uses that are put in order at once, about: all of a program's would take several times what is made of them."""
+"""About how many uses are sorted at once; sorting all of a program's would take several times the memory of the
+result."""
 _Swept = tuple[list[Step], int, list[Span]]
-"""Steps, and uses of blocks, of which none is before the step that is given, nor are those that come later."""
+"""Steps, and uses of blocks; neither these uses nor later ones begin before the given step."""
 
 
 def _row_uses(
     item: RowPass, first: int, passes: Passes, layout: Layout, workload: Workload, blocks: BlockTable
 ) -> Iterator[_Swept]:
-    """Rows after rows."""
+    """Yield the steps of a row pass and its uses of blocks."""
     slab = item.sweeps.slabs if item.sweeps else -1
     own = workload.own(item.space, item.rows)
     height = row_step_rows(item, layout.step_rows)
@@ -303,7 +306,8 @@ def _row_uses(
 def _column_uses(
     item: ColumnPass, first: int, passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
 ) -> Iterator[_Swept]:
-    """Sweep by sweep; a slab that is left to the row pass is copied with that one's first step."""
+    """Yield the steps of a column pass and its uses of blocks, sweep by sweep. A slab that is left to the row pass is
+    copied with that pass's first step."""
     source, target = layout.matrices[item.pull.source].grid, layout.matrices[item.output].grid
     height = column_step_rows(item, layout.matrices, layout.step_rows)
     own = workload.own(item.space, item.rows)
@@ -337,7 +341,8 @@ def _column_uses(
 
 
 def _pieces(step: Step, item: ColumnPass, workload: Workload) -> list[Step]:
-    """The steps that a step's edges come in: one, unless they are more than the pass has at once."""
+    """Return the steps into which a step's edges are divided: one, unless the edges are more than the pass has at
+    once."""
     most = item.edges_at_once
     if most is None:
         return [step]
@@ -351,7 +356,8 @@ def _pieces(step: Step, item: ColumnPass, workload: Workload) -> list[Step]:
 def _sharded_uses(
     item: ColumnPass, first: int, passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
 ) -> _Swept:
-    """Slabs that are sharded: one for the rows of all, own ones last, with which those of all slabs are stored."""
+    """Return the steps and uses of a pass with sharded slabs. Each slab of this process is pulled for everyone's rows,
+    its own last; with those, the rows of all slabs are stored."""
     source, target = layout.matrices[item.pull.source].grid, layout.matrices[item.output].grid
     height = column_step_rows(item, layout.matrices, layout.step_rows)
     assert workload.share is not None, "columns are sharded among several processes"
@@ -377,8 +383,8 @@ def _sharded_uses(
 
 
 def brought_blocks(item: ColumnPass, matrices: Mapping[str, MatrixPlan], share: Share) -> Iterator[tuple[str, int]]:
-    """What is read at the beginning of a pass whose slabs are sharded: of the matrices of which rows bring their own
-    the blocks with this process's, counted from the first of each matrix."""
+    """Yield the blocks read at the beginning of a pass with sharded slabs: the blocks of own rows that hold this
+    process's rows, counted from the first block of each matrix."""
     for name in item.pull.own:
         planned = matrices[name]
         for block in () if planned.whole else planned.grid.blocks_with(share.own(planned.matrix.space, item.rows)):
@@ -386,7 +392,7 @@ def brought_blocks(item: ColumnPass, matrices: Mapping[str, MatrixPlan], share: 
 
 
 def _written_blocks(item: ColumnPass, passes: Sequence[Pass], layout: Layout, workload: Workload) -> range:
-    """The row blocks of a column pass's source that this process has rows of."""
+    """Return the row blocks of a column pass's source that hold rows of this process."""
     source = layout.matrices[item.pull.source]
     rows = next((one.rows for one in passes if item.pull.source in one.stores), source.grid.rows)
     return source.grid.blocks_with(workload.own(source.matrix.space, rows))

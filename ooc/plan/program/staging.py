@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The level below a device's arena: which blocks wait in host memory, and which go to the SSD.
 
-Where the device has memory of its own, a program is two programs, one on top of the other. The upper one is what
-``ooc.plan.program.program`` makes for the frames of the device: it knows no host and no SSD, only a "below" that it
-loads from and stores to. What it loads and stores is, read in order, a sequence of uses of blocks: known before
-anything runs, like the one that it was made from. So the same replacement and the same unrolling make the lower
-program, whose steps are the *transfers* over PCIe and whose frames lie in host memory. What that one loads and
-stores is what the SSD reads and writes.
+If the device has memory of its own, a program becomes two, one above the other. The upper one is made by
+``ooc.plan.program.program`` for the frames of the device. It knows neither host nor SSD, only a level below that it
+loads from and stores to. Its loads and stores, in order, are again a known sequence of uses of blocks. So the same
+replacement and the same unrolling make the lower program: its steps are the *transfers* over PCIe, its frames lie in
+host memory, and its loads and stores are what the SSD reads and writes.
 
-A block that the device keeps is not used below, and leaves its host frame to one that comes back sooner.
+A block that the device keeps is not used below, so its host frame goes to a block that comes back sooner.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,23 +21,23 @@ from ooc.plan.program.program import BlockSequence, Program
 from ooc.plan.program.sequence import Span, Step, Use, spans_of
 
 IN_TRANSFER = 2
-"""Host frames of the transfer under way and of the next one: the fewest that a program runs in."""
+"""Host frames for the transfer under way and the next one: the fewest in which a program runs."""
 _LEAST_AHEAD, MOST_AHEAD = 4, 32
-"""Host frames for what is read ahead."""
+"""The fewest and the most host frames for read-ahead."""
 _STEP = Step(0, -1, 0, 1)
-"""A transfer has no rows: its steps are all alike."""
+"""The step of a transfer: transfers have no rows, so all their steps are alike."""
 
 
 class CopyTo(Enum):
-    """Where a transfer over PCIe goes."""
+    """The direction of a transfer over PCIe."""
 
     DEVICE = "to device"
     HOST = "to host"
 
 
 class Transfer(NamedTuple):
-    """``block`` goes over PCIe: to a frame or slab buffer of the device for ``step`` of the upper program, or from its
-    frame when that step has been computed."""
+    """A transfer of ``block`` over PCIe: to a frame or slab buffer of the device before ``step`` of the upper program,
+    or from its frame after that step."""
 
     step: int
     block: int
@@ -50,25 +49,25 @@ def _transfer(step: int, block: int, is_to_device: int) -> Transfer:
 
 
 def transfers_of(program: Program) -> Columns[Transfer]:
-    """All that the upper program moves, in order."""
+    """Return all transfers of the upper program, in order."""
     moved = ((step, block, to is CopyTo.DEVICE) for (step, block, to), _ in in_order(program))
     return Columns("iib", _transfer, moved)
 
 
 @dataclass(frozen=True)
 class Staging:
-    """The lower program. Its step i is ``transfers[i]``, all of them in one pass.
+    """The lower program. Its step i is ``transfers[i]``; all of them form one pass.
 
     ``program.acquire[i]``: host frames to give before transfer i, and which blocks to start reading into them from the
-    SSD; many are for later transfers. A transfer to the device waits for that read; after a transfer to the host, the
-    blocks of ``program.store[i]`` are written to the SSD. A host frame comes back two transfers after its last use, and
-    whoever takes it waits for what is still leaving it. ``program.warm``: what the program before has left in host
-    frames.
+    SSD; many are for later transfers. A transfer to the device waits for its read. After a transfer to the host, the
+    blocks of ``program.store[i]`` are written to the SSD. A host frame is freed two transfers after its last use, and
+    whoever takes it waits until its content has been written. ``program.warm``: blocks that the program before has left
+    in host frames.
 
-    Host frames are alike, so ``program.moves``, there only after the last transfer, copies nothing: the two frames of a
-    move swap their names, which brings what is left to the next program to where that looks for it. What is not there
-    when a program begins comes from the SSD, the device's ``warm`` blocks first, by way of the last host frames, where
-    nothing lies then, unless they are on the host.
+    Host frames are interchangeable, so ``program.moves``, which exist only after the last transfer, copy nothing: the
+    two frames of a move swap names, which puts blocks where the next program looks for them. Blocks missing when a
+    program begins come from the SSD, the device's ``warm`` blocks first; those pass through the last host frames, which
+    hold nothing then, unless they are on the host already.
     """
 
     transfers: Sequence[Transfer]
@@ -76,11 +75,11 @@ class Staging:
 
 
 def in_order(program: Program) -> Iterator[tuple[Transfer, bool]]:
-    """All that the upper program moves, in the order in which it may be asked for; with each, whether it is to a frame
-    of the device.
+    """Yield the transfers of the upper program in the order in which it may request them, each with whether it goes to
+    a frame of the device.
 
-    What step t+1 loads is asked for before step t has stored its results, as their tiles overlap; at a pass's end
-    everything comes to rest.
+    The loads of step t+1 are requested before step t has stored its results, as the tiles of both overlap. At the end
+    of a pass all work is complete.
     """
     for first, stop in program.bounds:
         for t in range(first, stop):
@@ -102,24 +101,25 @@ def _stores(program: Program, t: int) -> Iterator[tuple[Transfer, bool]]:
 
 
 def room_between_uses(frames: int) -> int:
-    """Of ``frames`` host frames, those for blocks that wait; the rest carries transfers and what is read ahead."""
+    """Return how many of ``frames`` host frames are for waiting blocks; the others carry transfers and read-ahead."""
     return max(0, frames - IN_TRANSFER - max(_LEAST_AHEAD, min(MOST_AHEAD, frames // 8)))
 
 
 class PassingThrough(NamedTuple):
-    """What the SSD and the device can hand one another without a host frame. ``reads``: by the transfer before which
-    they set off, and their block; ``writes``: by their transfer."""
+    """Reads and writes between SSD and device that need no host frame. ``reads``: the transfer before which they start,
+    and their block; ``writes``: their transfer."""
 
     reads: frozenset[tuple[int, int]]
     writes: frozenset[int]
 
 
 def passing_through(staging: Staging, upper: Program, slab_of: Callable[[int], int]) -> PassingThrough:
-    """Blocks that only pass through their host frame: one transfer uses it, and it goes to another block before the
-    program ends. ``upper``: the program that ``staging`` lies under. ``slab_of`` a block.
+    """Return the blocks that only pass through their host frame: a single transfer uses it, and the frame goes to
+    another block before the program ends. ``upper``: the program above ``staging``. ``slab_of`` returns the slab of a
+    block.
 
-    Slab buffers count where they are filled for a later sweep than the one under way: the buffer of the next one may be
-    read by kernels until the moment that it is filled, and then nothing could be read ahead.
+    Reads into slab buffers count if they are for a later sweep than the one under way. Kernels may read the buffer of
+    the next sweep until the moment it is filled, so nothing could be read ahead.
     """
     reads, writes = set(), set()
     held: dict[int, _Holder] = {}  # by frame
@@ -147,8 +147,8 @@ def passing_through(staging: Staging, upper: Program, slab_of: Callable[[int], i
 
 @dataclass
 class _Holder:
-    """Of a host frame: its block, given it before transfer ``since``; the transfers that have used it, and whether it
-    only passes through so far."""
+    """The use of a host frame by ``block``, which has it from transfer ``since`` on: the transfers that have used it,
+    and whether the block has only passed through so far."""
 
     block: int
     since: int
@@ -158,7 +158,7 @@ class _Holder:
 
 
 def sequence_of(transfers: Sequence[Transfer], frames: int) -> BlockSequence:
-    """Their uses of blocks, in ``frames`` host frames at most."""
+    """Return the uses of blocks by ``transfers``, in at most ``frames`` host frames."""
     count, uses = len(transfers), {CopyTo.DEVICE: Use.READ, CopyTo.HOST: Use.WRITE}
     spans = spans_of(Span(i, i, block, uses[direction]) for i, (_, block, direction) in enumerate(transfers))
     room = [room_between_uses(frames)] * count

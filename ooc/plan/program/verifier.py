@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The proof that a plan can run, made from the plan alone and independent of how it was found.
 
-Every program is replayed, instruction by instruction: no region overlaps another or a block in use, no block is
-used before it is in its frame, none is dropped that is needed again and not on the SSD, no frame lies outside the
-arena, and the arena with all beside it keeps both budgets. Where the device has memory of its own, so is the program
-of the host's frames, and what it hands over is, in order, what the device's asks for. The trainer runs nothing that
-fails this.
+Every program is replayed instruction by instruction. The replay checks that no region overlaps another or a block in
+use, that no block is used before it is in its frame, that no block is dropped that is needed again and is not on the
+SSD, that no frame lies outside the arena, and that the arena and everything beside it keep both budgets. If the device
+has memory of its own, the program of the host's frames is replayed, too; its transfers must be those that the device's
+program requests, in order. The trainer runs no plan that fails.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,8 @@ _USES = tuple(Use)
 
 
 def verify_plan(plan: Plan) -> None:
-    """Raise AssertionError, saying what is wrong, if the plan cannot be trusted: a bug in the planner."""
+    """Raise AssertionError, which says what is wrong, if the plan cannot be trusted; this would be a bug in the
+    planner."""
     _verify_budgets(plan)
     _verify_order(plan)
     for name, shuffle in plan.shuffles.items():
@@ -101,7 +102,7 @@ def _verify_order(plan: Plan) -> None:
 
 
 def _verify_partial_sums(plan: Plan) -> None:
-    """Partial sums are written by one pass that scatters, and read by a later one."""
+    """Check that partial sums are written by one pass that scatters, and read by a later one."""
     for name in plan.partial_sums:
         for program, passes in plan.programs.items():
             writers = [item for item in passes if name in item.stores]
@@ -114,7 +115,8 @@ def _verify_partial_sums(plan: Plan) -> None:
 
 
 def _verify_bucketed_rows(plan: Plan) -> None:
-    """Rows are shuffled when they have been written, all of them, and gathered before their source is written again."""
+    """Check that rows are shuffled after all of them have been written, and gathered before their source is written
+    again."""
     for name, shuffle in plan.bucketed_rows.items():
         _claim(shuffle.buckets * shuffle.bucket_rows >= shuffle.targets, f"{name}: some targets are in no bucket")
     for program, passes in plan.programs.items():
@@ -164,8 +166,8 @@ def _verify_regions(plan: Plan, program: str) -> None:
 
 
 def _verify_slabs(plan: Plan, program: str) -> None:
-    """Slabs that are not computed right into their buffers are copied there, every row that has been written, before
-    they are pulled, and after the slab that was in the buffer before them."""
+    """Check that slabs not computed right into their buffers are copied there, every written row of them, before they
+    are pulled and after the slab that had the buffer before."""
     passes, unrolled = plan.programs[program], plan.unrolled[program]
     for item in passes:
         if not isinstance(item, ColumnPass):
@@ -190,9 +192,9 @@ def _verify_slabs(plan: Plan, program: str) -> None:
 
 
 def _verify_sharded_slabs(plan: Plan, program: str, item: ColumnPass) -> None:
-    """Of every slab of this process all rows that there are to pull are pulled, those for others first, one process
-    after the other, as the others expect them. With its own ones the blocks of what all pull in a turn are in use; and
-    what is copied to the buffers of a turn is copied when the turn that had them before is over."""
+    """Check that every slab of this process is pulled for all rows that need it, in the order in which the other
+    processes expect theirs. The blocks of a turn's pulled rows must be in use with the process's own rows. Copies to
+    the buffers of a turn must come after the turn that had them before."""
     passes, unrolled, name = plan.programs[program], plan.unrolled[program], item.pull.source
     assert plan.share is not None, "columns are sharded among several processes"
     rank, source, target = plan.share.rank, plan.matrices[name].grid, plan.matrices[item.output].grid
@@ -235,7 +237,7 @@ def _verify_sharded_slabs(plan: Plan, program: str, item: ColumnPass) -> None:
 
 
 def _verify_low_blocks(plan: Plan, program: str) -> None:
-    """Where blocks have fewer rows than steps, a step uses all of them that its rows lie in."""
+    """Check that, if blocks are lower than steps, a step uses all blocks that its rows lie in."""
     low = {name: m for name, m in plan.matrices.items() if m.in_frames and m.grid.block_rows < plan.step_rows}
     if not low:
         return
@@ -268,7 +270,7 @@ def _verify_low_blocks(plan: Plan, program: str) -> None:
 
 
 def _verify_homes(programs: Mapping[str, Program]) -> None:
-    """What one program leaves in memory lies where all others look for it."""
+    """Check that what one program leaves in memory lies where all others look for it."""
     frame_of: dict[int, int] = {}
     for name, program in programs.items():
         for block, frame in (*program.warm, *program.leaves):
@@ -276,7 +278,7 @@ def _verify_homes(programs: Mapping[str, Program]) -> None:
 
 
 def _verify_transfers(plan: Plan, name: str, staging: Staging) -> None:
-    """What goes over PCIe is what the device's program asks for, no later and no earlier than it does."""
+    """Check that the transfers over PCIe are those the device's program requests, neither later nor earlier."""
     program = plan.unrolled[name]
     last = {stop - 1 for _, stop in program.bounds}
     before = 0
@@ -313,8 +315,8 @@ def _blocks_that(use: Use, program: Program) -> set[int]:
 
 
 class _Replay:
-    """One run of a program, counted: which block each frame holds, and which blocks are on the SSD (or, to the device's
-    program where the host has one of its own: below)."""
+    """One replay of a program. It tracks which block each frame holds and which blocks are on the level below: the SSD,
+    or the host for the device's program."""
 
     def __init__(self, plan: Plan, name: str, program: Program, frames: int, regions: Sequence[Region]) -> None:
         self.plan, self.name, self.program, self.frames, self.regions = plan, name, program, frames, regions
@@ -374,12 +376,14 @@ class _Replay:
         _claim((read, written) == stated, f"{self.name}: its bytes are not as stated")
 
     def _wrong(self, block: int, how: str) -> AssertionError:
-        """Made only where something is wrong: a plan has millions of claims."""
+        """Return an AssertionError with its message, which is made only on failure, as a plan has millions of
+        claims."""
         matrix, slab, row_block = self.plan.blocks.where(block)
         return AssertionError(f"{self.name}: block {row_block} of slab {slab} of {matrix} {how}")
 
     def _on_ssd(self, block: int) -> bool:
-        """Stored in this run; of the store; or of a part that no stage computes and no row needs."""
+        """Whether a block is on the SSD: stored in this run, part of the store, or a part that no stage computes and no
+        row needs."""
         return block in self.stored or block not in self.written
 
     def _put(self, block: int, frame: int) -> None:
