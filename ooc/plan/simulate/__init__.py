@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program's instructions replayed against the rates of a machine: when what happens, and how long it takes."""
+"""The simulator: replay a program's instructions against a machine's rates, to tell when each thing happens and how
+long it takes."""

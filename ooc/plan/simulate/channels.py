@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A drive and PCIe in simulated time: what is sent off in one direction is served in order."""
+"""A drive and PCIe in simulated time: requests in one direction are served in order."""
 
 from collections import deque
 from math import inf
@@ -8,12 +8,12 @@ from ooc.plan.hardware import Hardware
 from ooc.plan.simulate.timeline import Event, Resource
 
 READ, WRITE = 0, 1
-"""Directions of the drive."""
+"""The directions of the drive."""
 
 
 class _Channel:
-    """What moves in two directions (0 and 1), each with its resource and rate. ``started`` and ``served`` say when, by
-    ticket."""
+    """A channel with two directions (0 and 1), each with a resource and a rate. ``started`` and ``served`` hold the
+    times of each request, by ticket."""
 
     resources: tuple[Resource, Resource]
 
@@ -25,7 +25,7 @@ class _Channel:
         self._kinds: dict[tuple[Resource, int, int], tuple[Resource, int, int]] = {}  # there are few
 
     def _note(self, direction: int, nbytes: int, at: int, starts_s: float, ends_s: float) -> int:
-        """What is sent for pass ``at``; its ticket."""
+        """Record a request of pass ``at``, and return its ticket."""
         kind = (self.resources[direction], at, nbytes)
         self._sent.append(self._kinds.setdefault(kind, kind))
         self.started.append(starts_s)
@@ -33,18 +33,18 @@ class _Channel:
         return len(self.served) - 1
 
     def resource(self, ticket: int) -> Resource:
-        """What it was sent over."""
+        """Return the resource that a ticket's request uses."""
         return self._sent[ticket][0]
 
     def events(self) -> list[Event]:
-        """All that was done, once it is."""
+        """Return all events, once they have happened."""
         times = zip(self.started, self.served, self._sent, strict=True)
         return [Event(what, start_s, end_s, at, nbytes) for start_s, end_s, (what, at, nbytes) in times]
 
 
 class Pcie(_Channel):
-    """Copies in both directions, each at full rate: one begins when the one before it has ended, and what it
-    has to wait for has happened."""
+    """Copies in both directions, each at full rate. A copy begins when the one before it has ended and everything it
+    waits for has happened."""
 
     resources = (Resource.TO_DEVICE, Resource.TO_HOST)
 
@@ -53,22 +53,23 @@ class Pcie(_Channel):
         self._free = [0.0, 0.0]
 
     def send(self, direction: int, nbytes: int, at: int, behind_s: float) -> int:
-        """Queue ``nbytes`` in ``direction`` for pass ``at``, not to begin before ``behind_s``; the ticket."""
+        """Queue ``nbytes`` in ``direction`` for pass ``at``, to begin no sooner than ``behind_s``; return the
+        ticket."""
         begins = max(self._free[direction], behind_s)
         self._free[direction] = begins + nbytes / self.rates[direction]
         return self._note(direction, nbytes, at, begins, self._free[direction])
 
     def drain(self) -> float:
-        """When everything is done."""
+        """Return when everything is done."""
         return max(self._free)
 
 
 class Drive(_Channel):
-    """Reads and writes, which share the drive.
+    """Reads and writes that share the drive.
 
-    Those of one direction are served one after the other at its full rate, less while both are in use. The clock
-    trails the caller's, so that what is sent off later cannot change what was served before. ``started`` and
-    ``served`` are infinite until then.
+    Requests in one direction are served one after the other, at the drive's full rate, or less while both directions
+    are in use. The clock trails the caller's, so that requests sent later cannot change what was served before.
+    ``started`` and ``served`` are infinite until then.
     """
 
     resources = (Resource.SSD_READ, Resource.SSD_WRITE)
@@ -83,13 +84,13 @@ class Drive(_Channel):
 
     @classmethod
     def of(cls, hardware: Hardware, request_bytes: int) -> "Drive":
-        """That of ``hardware``, for requests of so many bytes."""
+        """Return the drive of ``hardware``, for requests of this size."""
         disk = hardware.disk
         rates = disk.read_bytes_per_s.at(request_bytes), disk.write_bytes_per_s.at(request_bytes)
         return cls(rates, disk.both_ways_bytes_per_s, disk.latency_s)
 
     def send(self, direction: int, nbytes: int, at: int, now_s: float) -> int:
-        """Queue ``nbytes`` in ``direction`` for pass ``at`` at ``now_s``; the ticket to wait for."""
+        """Queue ``nbytes`` in ``direction`` for pass ``at`` at ``now_s``; return the ticket to wait for."""
         self.advance(now_s)
         ticket = self._note(direction, nbytes, at, inf, inf)
         self.waiting[direction].append(ticket)
@@ -97,7 +98,7 @@ class Drive(_Channel):
         return ticket
 
     def wait(self, ticket: int) -> float:
-        """When ``ticket`` is done."""
+        """Return when ``ticket`` is done."""
         while self.served[ticket] == inf:
             self._serve(float("inf"))
         return self.served[ticket] + self.latency_s
@@ -107,13 +108,13 @@ class Drive(_Channel):
             self._serve(until_s)
 
     def drain(self) -> float:
-        """When everything is done."""
+        """Return when everything is done."""
         while any(self.waiting):
             self._serve(float("inf"))
         return self.clock
 
     def _serve(self, until_s: float) -> None:
-        """Go on to the end of the next request, or to ``until_s``."""
+        """Advance to the end of the next request, or to ``until_s``."""
         both = self.waiting[0] and self.waiting[1]
         directions = (0, 1) if both else (0,) if self.waiting[0] else (1,) if self.waiting[1] else ()
         if not directions:

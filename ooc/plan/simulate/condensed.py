@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A timeline in bounded memory, whatever ran and however long: equal pieces of time, and for each how busy every
-resource was, and how much memory was in use.
+"""A timeline in bounded memory: for equal pieces of time, how busy every resource was and how much memory was in use.
 
-There are at most ``PIECES`` pieces. They begin very short; what outgrows them makes them twice as long and half as
-many, so an epoch has between half of them and all, and nothing need be known of it before. ``Condenser.as_dict`` is the
-form on disk (docs/reports.md), for what is planned and for what is measured alike.
+There are at most ``PIECES`` pieces. They begin very short. An epoch that outgrows them makes them twice as long and
+half as many, so it ends with between half of them and all, and its length need not be known in advance.
+``Condenser.as_dict`` is the form on disk (docs/reports.md), for planned and measured epochs alike.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,13 +14,13 @@ from ooc.plan.simulate.timeline import Event, MemoryUse, PassTime, Resource, Tim
 PIECES = 1024
 _FIRST_PIECE_S = 10e-6
 _FULL = 1000
-"""Shares are kept in per mille: finer than anything that is drawn."""
+"""Shares are stored in per mille, which is finer than anything that is drawn."""
 _NEARLY_FULL = 0.98
-"""A piece that is busier than this is one with those beside it."""
+"""A piece busier than this is drawn as one with its neighbours."""
 
 
 class Lane:
-    """Seconds that a resource is busy, and bytes that it moves, by pieces of time. For one thread."""
+    """The seconds that a resource is busy and the bytes that it moves, by piece of time. For one thread."""
 
     __slots__ = ("busy_s", "nbytes", "piece_s")
 
@@ -31,7 +30,7 @@ class Lane:
         self.nbytes = [0] * PIECES
 
     def add(self, start_s: float, end_s: float, nbytes: int = 0) -> None:
-        """Busy from ``start_s`` to ``end_s`` after the beginning; its bytes count where it ends."""
+        """Add a busy stretch from ``start_s`` to ``end_s`` after the beginning; its bytes count where it ends."""
         if end_s >= self.piece_s * PIECES:
             self.widen(end_s)
         piece_s, busy_s = self.piece_s, self.busy_s
@@ -46,14 +45,14 @@ class Lane:
         self.nbytes[last] += nbytes
 
     def widen(self, end_s: float) -> None:
-        """Let pieces reach beyond ``end_s``."""
+        """Make pieces reach beyond ``end_s``."""
         while end_s >= self.piece_s * PIECES:
             self.busy_s, self.nbytes = _halved(self.busy_s, sum), _halved(self.nbytes, sum)
             self.piece_s *= 2
 
 
 class Peaks:
-    """The most memory in use by pieces of time; 0 where nobody looked. For one thread."""
+    """The peak memory in use, by piece of time; 0 if none was recorded. For one thread."""
 
     __slots__ = ("nbytes", "piece_s")
 
@@ -62,7 +61,7 @@ class Peaks:
         self.nbytes = [0] * PIECES
 
     def add(self, time_s: float, nbytes: int) -> None:
-        """``nbytes`` are in use at ``time_s`` after the beginning."""
+        """Record that ``nbytes`` are in use at ``time_s`` after the beginning."""
         if time_s >= self.piece_s * PIECES:
             self.widen(time_s)
         piece = int(time_s / self.piece_s)
@@ -70,14 +69,15 @@ class Peaks:
             self.nbytes[piece] = nbytes
 
     def widen(self, end_s: float) -> None:
-        """Let pieces reach beyond ``end_s``."""
+        """Make pieces reach beyond ``end_s``."""
         while end_s >= self.piece_s * PIECES:
             self.nbytes = _halved(self.nbytes, max)
             self.piece_s *= 2
 
 
 class Condenser:
-    """Puts an epoch of ``program`` together. Several lanes of one resource share it: each of n counts an n-th."""
+    """The condensed timeline of an epoch of ``program``, put together from lanes. If n lanes belong to one resource,
+    each counts as an n-th of it."""
 
     def __init__(self, program: str) -> None:
         self._program = program
@@ -86,24 +86,24 @@ class Condenser:
         self._passes: list[dict[str, Any]] = []
 
     def lane(self, resource: Resource) -> Lane:
-        """A lane of its own for whoever is such a resource, or a part of it."""
+        """Return a new lane for a resource, or for a part of it."""
         lane = Lane()
         self._lanes.setdefault(resource, []).append(lane)
         return lane
 
     def memory(self, tier: str, limit_bytes: int) -> Peaks:
-        """For the memory ``tier``, of which so much may be used."""
+        """Return the record of the memory ``tier``, with its limit."""
         peaks = Peaks()
         self._memory[tier] = limit_bytes, peaks
         return peaks
 
     def add_pass(self, title: str, start_s: float, end_s: float, waited_s: float, bound: str) -> None:
-        """The next pass."""
+        """Add the next pass."""
         times = {"start_s": start_s, "end_s": end_s, "waited_s": waited_s}
         self._passes.append({"name": title, **times, "bound": bound})
 
     def as_dict(self, epoch_s: float) -> dict[str, Any]:
-        """Plain data: shares in per mille, bytes, and memory by piece; zeros at the end are left out."""
+        """Return plain data: shares in per mille, bytes, and memory, by piece. Trailing zeros are left out."""
         parts: list[Lane | Peaks] = [lane for lanes in self._lanes.values() for lane in lanes]
         parts += [peaks for _, peaks in self._memory.values()]
         end_s = epoch_s
@@ -126,7 +126,7 @@ class Condenser:
 
 
 def condense(timeline: Timeline) -> dict[str, Any]:
-    """``timeline`` in the same form."""
+    """Return ``timeline`` in the same form."""
     condenser = Condenser(timeline.program)
     lanes = {resource: condenser.lane(resource) for resource in timeline.busy_s}
     for event in timeline.events:
@@ -141,8 +141,8 @@ def condense(timeline: Timeline) -> dict[str, Any]:
 
 
 def expand(found: Mapping[str, Any]) -> Timeline:
-    """The timeline that `Condenser.as_dict` has written, as exact as a piece. KeyError, TypeError or ValueError for
-    anything else."""
+    """Return the timeline that `Condenser.as_dict` has written, as exact as a piece. Raises KeyError, TypeError or
+    ValueError for anything else."""
     piece_s = float(found["piece_s"])
     passes = tuple(
         PassTime(
@@ -171,7 +171,7 @@ def expand(found: Mapping[str, Any]) -> Timeline:
 def _events(
     resource: Resource, busy: Sequence[int], nbytes: Sequence[int], piece_s: float, passes: Sequence[PassTime]
 ) -> list[Event]:
-    """One event for pieces that are busy throughout, and for each other one."""
+    """Return one event for each run of fully busy pieces, and one for each other piece."""
     events: list[Event] = []
     at = 0
     open_end = False
@@ -207,7 +207,7 @@ def _resource(resource: Resource, lanes: Sequence[Lane], piece_s: float) -> dict
 
 
 def _held(nbytes: list[int]) -> list[int]:
-    """Where nobody looked, what was in use before still is."""
+    """Return the memory by piece, where a piece without a record has the memory of the piece before."""
     held: list[int] = []
     last = next((n for n in nbytes if n), 0)
     for n in _trimmed(nbytes):

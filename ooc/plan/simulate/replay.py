@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program's instructions replayed in simulated time, as the executor follows them on the CPU.
 
-Reads are sent off when a step begins, in the program's order; a step is computed when what it reads has arrived and the
-step before it is done; a step begins when the last but one is done; writes leave in the background, and share the drive
-with the reads; a pass ends when all its steps are done.
+Reads start when a step begins, in the program's order. A step is computed when its reads have arrived and the step
+before is done. A step begins when the last but one is done. Writes go on in the background and share the drive with
+reads. A pass ends when all its steps are done.
 """
 
 from ooc.plan.cost import Computing, Portion, computing_of, ssd_seconds
@@ -18,17 +18,18 @@ from ooc.plan.simulate.timeline import Event, MemoryUse, PassTime, Resource, Tim
 from ooc.plan.workload import Workload
 
 _TILES_AHEAD = 3
-"""Tiles a thread that are put out before the executor waits for one: so far does a step begin before the last ends."""
+"""Tiles for each thread that are queued before the executor waits for one, which is how far a step begins before the
+last ends."""
 _STEP_BYTES = 1 << 19
-"""Of a request of what an optimizer keeps."""
+"""Bytes of a request for optimizer state."""
 _WAITING_SHARE = 0.1
-"""Of a pass's time: whoever waits longer than this is bound by what it waits for."""
+"""A pass that waits for longer than this fraction of its time is bound by what it waits for."""
 
 
 class Replay:
-    """The executor's clock (``now``), the computation's, the drive's, and which frames are in use.
+    """The executor on the CPU: its clock (``now``), the clocks of computation and drive, and the frames in use.
 
-    A device with memory of its own keeps time by its streams (``ooc.plan.simulate.simulator``).
+    A device with memory of its own has the clocks of its streams (``ooc.plan.simulate.simulator``).
     """
 
     def __init__(self, plan: Plan, workload: Workload, hardware: Hardware, name: str) -> None:
@@ -64,7 +65,7 @@ class Replay:
         return Timeline(self.name, epoch_s, tuple(self.events), tuple(self.passes), self._memory())
 
     def _step_optimizer(self, now: float) -> float:
-        """When it has made its step, of which only what it moves takes time here."""
+        """Advance to the end of the optimizer's step, in which only moving its state takes time."""
         nbytes = self.plan.stepped_bytes(self.name)
         if not nbytes:
             return now
@@ -74,7 +75,7 @@ class Replay:
         return end_s
 
     def _drain(self) -> float:
-        """Let all that is under way end: when it has, with what has moved among the events."""
+        """Let everything under way end, record what has moved among the events, and return when it has ended."""
         end_s = max(self.now + self.unhidden, self.drive.drain())
         self.events += self.drive.events()
         return end_s
@@ -105,11 +106,11 @@ class Replay:
         self.passes.append(PassTime(item.index, item.title, began, ended, waited, bound))
 
     def _clock(self) -> float:
-        """When a pass ends, and the next one begins."""
+        """Return when a pass ends and the next one begins."""
         return self.now
 
     def _step(self, t: int, first: int, item: Pass) -> float:
-        """Step ``t`` of a pass that begins with step ``first``: the seconds that it computes."""
+        """Replay step ``t`` of a pass that begins with step ``first``; return the seconds that it computes."""
         step = self.program.steps[t]
         if t > first and step.slab != self.program.steps[t - 1].slab:
             self.now = max(self.now, self.done[t - 1])
@@ -130,7 +131,7 @@ class Replay:
         return seconds
 
     def _left(self, first: int, stop: int, item: Pass) -> None:
-        """All steps of a pass have begun."""
+        """Handle the end of a pass, when all its steps have begun."""
         if stop > first:
             self.now = max(self.now, self.done[stop - 1])
         for t in range(max(first, stop - item.steps_at_once), stop):
@@ -139,7 +140,7 @@ class Replay:
             self._await(self.streaming.pop())
 
     def _begin(self, t: int, item: Pass) -> None:
-        """Send off the reads due before step ``t``, then wait for those it needs."""
+        """Start the reads due before step ``t``, then wait for those it needs."""
         for block, frame, load in self.program.acquire[t]:
             self._acquire(block, frame, item.index, load=load)
         spans = self.program.uses.spans
@@ -152,7 +153,7 @@ class Replay:
         self._sample(item.index)
 
     def _acquire(self, block: int, frame: int, at: int, *, load: bool) -> None:
-        """``frame`` is that of ``block`` from now on."""
+        """Give ``frame`` to ``block``."""
         self._await(self.leaving.pop(frame, None))
         self.where[block] = frame
         if load:
@@ -160,12 +161,13 @@ class Replay:
             self.arriving[block] = self._send(READ, self.plan.blocks.nbytes(block), at)
 
     def _use(self, span: Span) -> None:
-        """A step that uses a block is about to be computed."""
+        """Prepare for a step that uses a block and is about to be computed."""
         if span.use.reads:
             self._await(self.arriving.pop(span.block, None))
 
     def _fill(self, t: int, at: int) -> None:
-        """Blocks on their way to a slab buffer: out of frames now, from the drive by the time the slab is pulled."""
+        """Handle blocks that go to a slab buffer: copied from frames now, or arriving from the drive before the slab is
+        pulled."""
         for block, in_frame in self.program.fill.get(t, ()):
             nbytes = self.plan.blocks.nbytes(block)
             if in_frame:
@@ -185,7 +187,7 @@ class Replay:
                     self._copy(widened, at)
 
     def _bucket(self, name: str, of: Shuffle, step: Step, item: Pass) -> None:
-        """The bucket that a step lies in has been read, and the next one of the pass is on its way."""
+        """Wait for the bucket that a step lies in, and start reading the next one of the pass."""
         rows = of.rows_read(item.rows)
         here, count = step.start // of.bucket_rows, -(-rows // of.bucket_rows)
         if step.start >= rows:
@@ -198,7 +200,7 @@ class Replay:
         self._await(self.buckets[name, item.index, here])
 
     def _end(self, t: int, at: int) -> None:
-        """Send off the writes due after step ``t``, and give back what was in use for the last time."""
+        """Start the writes due after step ``t``, and free the frames that were used for the last time."""
         for block in self.program.store[t]:
             ticket = self._store(block, t, at)
             self.leaving[self.where[block]] = ticket
@@ -214,7 +216,7 @@ class Replay:
                 self.where.pop(self.program.uses.spans[i].block, None)
 
     def _computing(self, item: Pass, step: Step) -> Computing:
-        """What one step takes."""
+        """Return the seconds that a step computes."""
         rows, edges, width, retained = step.stop - step.start, 0, 0, min(1.0, self.retained)
         if item.pull is not None:
             source = self.plan.matrices[item.pull.source]
@@ -233,7 +235,7 @@ class Replay:
     # ---- what moves ---------------------------------------------------------------------------------------
 
     def _store(self, block: int, t: int, at: int) -> int:
-        """What step ``t`` has filled is written."""
+        """Write what step ``t`` has filled."""
         return self._send(WRITE, self.plan.blocks.nbytes(block), at)
 
     def _send(self, direction: int, nbytes: int, at: int) -> int:
@@ -250,17 +252,17 @@ class Replay:
                 self.now += waited
 
     def _await_written(self, block: int) -> None:
-        """It can be read again."""
+        """Wait until a block that is being written can be read again."""
         self._await(self.on_their_way.pop(block, None))
 
     def _copy(self, nbytes: int, at: int) -> None:
-        """Within the memory that is computed in."""
+        """Copy within the memory that is computed in."""
         seconds = nbytes / self.hardware.host_copy_bytes_per_s
         self.events.append(Event(Resource.HOST_COPY, self.now, self.now + seconds, at, nbytes))
         self.now += seconds
 
     def _move(self, p: int) -> None:
-        """Blocks out of the way of regions, or home for the next epoch."""
+        """Move blocks out of the way of regions, or to where the next epoch looks for them."""
         for block, _, target in self.program.moves.get(p, ()):
             self._await(self.arriving.pop(block, None))
             self._await(self.leaving.pop(target, None))
@@ -268,7 +270,7 @@ class Replay:
             self._copy(self.plan.blocks.nbytes(block), min(p, len(self.program.bounds) - 1))
 
     def _sample(self, p: int) -> None:
-        """Note the memory in use now."""
+        """Record the memory in use now."""
         regions = sum(r.count for r in self.plan.regions[self.name] if r.first <= p <= r.last)
         beside = self.plan.scratch_bytes + self.plan.fixed_device_bytes + self._beside_bytes
         self.samples.append((self._clock(), beside + (regions + len(self.where)) * self.plan.frame_bytes))

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulator: a program's instructions replayed against the rates of a machine.
+"""The simulator: replay a program's instructions against the rates of a machine.
 
-One epoch in the steady state is timed: blocks that the epoch before has left in memory are there. It follows the
-executor, which on the CPU waits for what a step needs (``ooc.plan.simulate.replay``).
+It times one epoch in the steady state, in which blocks left by the epoch before are in memory. It follows the executor,
+which on the CPU waits for what a step needs (``ooc.plan.simulate.replay``).
 
-On a device with memory of its own the host sends kernels and copies off and waits for none of them: in its stream each
-begins when the one before it has ended, and so have those of other streams that it is to wait for
-(``ooc.prefetch.device_frames`` says which). A step's kernels take as long as computing, and end no sooner than the host
-has launched them. The host waits for the drive, for what it sends next or needs a frame for (``HostTier``); checksums
-of blocks are another thread's.
+On a device with memory of its own, the host launches kernels and copies without waiting for them. In a stream, each
+begins when the one before it has ended, and when those of other streams it depends on have
+(``ooc.prefetch.device_frames`` says which). A step's kernels take as long as its computing, and end no sooner than the
+host has launched them. The host waits for the drive if it needs a block to send next, or a frame (``HostTier``).
+Another thread computes the checksums of blocks.
 """
 
 from ooc.plan.hardware import Hardware
@@ -22,21 +22,21 @@ from ooc.plan.simulate.timeline import Event, MemoryUse, Resource, Timeline
 from ooc.plan.workload import Workload
 
 _COPY_OPERATORS = 5
-"""Operators that the host launches in the time in which it sends off a copy: with a device that does nothing that took
-9 us, and there are three calls of a driver besides."""
+"""Operators that the host launches in the time it takes to start a copy: with a stand-in device that took 9 us, and
+there are three calls of a driver besides."""
 _ASKING_SHARE = 0.2
-"""Of what the processor does to move a block to or from the drive: to ask for it. The rest is for who looks at it. Of
-blocks of 8 MB that was 0.21 ms for the thread that sends them, in place of 1.07 where it looked at them as well."""
+"""The fraction of the processor's time for moving a block that goes into requesting it; the rest is for checksums in
+another thread. For blocks of 8 MB, the requesting thread took 0.21 ms, instead of 1.07 ms with the checksums."""
 
 
 def simulate(plan: Plan, workload: Workload, hardware: Hardware, program: str = "train") -> Timeline:
-    """One run of ``program`` of a plan made for ``workload``, on ``hardware``."""
+    """Return the timeline of one run of ``program``, of a plan made for ``workload``, on ``hardware``."""
     replay = DeviceReplay if plan.has_tiers else Replay
     return replay(plan, workload, hardware, program).run()
 
 
 class DeviceReplay(Replay):
-    """``now`` is when the host has got so far; ``kernels_s`` when the kernels that it has launched by then end."""
+    """The executor on a device. ``now`` is the host's clock; ``kernels_s``: when the kernels launched so far end."""
 
     def __init__(self, plan: Plan, workload: Workload, hardware: Hardware, name: str) -> None:
         super().__init__(plan, workload, hardware, name)
@@ -44,9 +44,9 @@ class DeviceReplay(Replay):
         self.pcie = self.host.pcie
         self.kernels_s = 0.0
         self._held: tuple[float, Resource] = (0.0, Resource.COMPUTE)
-        """Until when the next kernels are held, and for whom."""
+        """Until when the next kernels are held, and what they wait for."""
         self._vacant_s = 0.0
-        """When the kernels end that have used frames given away now."""
+        """When the kernels end that have used frames which are given away now."""
         self._copying_s = 0.0
         self._beside_bytes = 0  # what lies on the host is no part of this memory
 
@@ -68,7 +68,7 @@ class DeviceReplay(Replay):
         return self.kernels_s
 
     def _launched_s(self) -> float:
-        """When a copy may begin that is to wait for all kernels launched, and for what they are held for."""
+        """Return when a copy may begin that waits for all kernels launched so far and for what they are held for."""
         return max(self.kernels_s, self._held[0])
 
     def _step(self, t: int, first: int, item: Pass) -> float:
@@ -90,7 +90,7 @@ class DeviceReplay(Replay):
         return copying_s + self.kernels_s - start_s
 
     def _start_s(self) -> float:
-        """When the next kernels begin; whoever they wait for is noted."""
+        """Return when the next kernels begin; what they wait for is recorded."""
         idle_s = self.now - self.kernels_s
         for resource, seconds in self.host.blocked_s.items():
             if idle_s > 0:
@@ -127,7 +127,7 @@ class DeviceReplay(Replay):
     # ---- what moves ---------------------------------------------------------------------------------------
 
     def _send(self, direction: int, nbytes: int, at: int, behind_s: float | None = None) -> int:
-        """``behind_s``: when what it waits for has happened; None: all kernels launched so far."""
+        """Send a copy that waits until ``behind_s``, or, if that is None, for all kernels launched so far."""
         before_s = self.host.issued_s
         ticket = self.host.transfer(self.now, at, self._launched_s() if behind_s is None else behind_s)
         self.now = max(self.now, self.host.now) + _COPY_OPERATORS * self.hardware.processor.seconds_per_operator
@@ -136,17 +136,17 @@ class DeviceReplay(Replay):
         return ticket
 
     def _await(self, ticket: int | None) -> None:
-        """Hold kernels for it."""
+        """Hold the next kernels for a copy."""
         if ticket is not None and self.pcie.served[ticket] > self._held[0]:
             late = ticket in self.host.waited_for_disk
             self._held = self.pcie.served[ticket], Resource.SSD_READ if late else self.pcie.resource(ticket)
 
     def _await_written(self, block: int) -> None:
-        """Copies of one block pass through one host frame, one after the other."""
+        """Copies of one block pass through one host frame, one after the other, so there is nothing to wait for."""
         self.on_their_way.pop(block, None)
 
     def _copy(self, nbytes: int, at: int) -> None:
-        """A kernel."""
+        """Copy within the device, which is a kernel."""
         start_s = max(self._launched_s(), self.now)
         self.kernels_s = start_s + 2 * nbytes / self.hardware.processor.stream_bytes_per_s
         self.events.append(Event(Resource.COMPUTE, start_s, self.kernels_s, at, 0))
@@ -156,13 +156,14 @@ class DeviceReplay(Replay):
 class HostTier:
     """The level below a device in simulated time: transfers over PCIe, and the drive behind the host's frames.
 
-    Transfers are asked for in the order of the lower program (``ooc.plan.program.staging``) and sent off in it: one to
-    the device waits until its block is in its host frame, and the host with it; a block that came to the host for the
-    drive's sake is written when it has come. Copies through one frame wait for one another; reads into one are
-    postponed until then.
+    Transfers are requested and sent in the order of the lower program (``ooc.plan.program.staging``). One to the device
+    waits until its block is in its host frame, and so does the host. A block that came to the host only for the drive
+    is written when it has arrived. Copies through one frame wait for one another, and reads into it are postponed until
+    then.
 
-    ``now`` is the host's clock. ``waited_for_disk``: the tickets of PCIe that had to wait for a read.
-    ``blocked_s``: how long the host has waited, and for whom, since somebody cleared it."""
+    ``now`` is the host's clock. ``waited_for_disk``: the PCIe tickets that had to wait for a read. ``blocked_s``: how
+    long the host has waited, and for what, since it was last cleared.
+    """
 
     def __init__(self, plan: Plan, staging: Staging, hardware: Hardware) -> None:
         assert hardware.wire is not None
@@ -174,7 +175,7 @@ class HostTier:
         self.blocked_s: dict[Resource, float] = {}
         self.issued_s = 0.0
         self.checked_s = 0.0
-        """When the thread that looks at blocks is done with all that it has been given."""
+        """When the checksum thread is done with all blocks it has been given."""
         self.samples: list[tuple[float, int]] = []
         self._plan, self._staging = plan, staging
         self._hardware = hardware
@@ -189,8 +190,8 @@ class HostTier:
         self._postponed: dict[int, int] = {}  # block to be read → pass; in order
 
     def transfer(self, now_s: float, at: int, behind_s: float) -> int:
-        """Send off the next transfer, asked for at ``now_s`` in pass ``at``, not to begin before ``behind_s``; its
-        ticket of PCIe."""
+        """Send the next transfer, requested at ``now_s`` in pass ``at``, to begin no sooner than ``behind_s``; return
+        its ticket."""
         index, program = self._index, self._staging.program
         self._index += 1
         _, block, direction = self._staging.transfers[index]
@@ -229,7 +230,7 @@ class HostTier:
         return ticket
 
     def drain(self) -> float:
-        """When everything is done."""
+        """Return when everything is done."""
         for ticket, _ in list(self._unsaved.values()):
             self.now = max(self.now, self.pcie.served[ticket])
             self._write_what_has_come()
@@ -259,7 +260,7 @@ class HostTier:
         return all(one <= self.now for one in served)
 
     def _read(self, block: int) -> None:
-        """Have ``block`` read when nothing moves through its frame any more."""
+        """Read ``block`` as soon as nothing moves through its frame any more."""
         frame = self._where[block]
         if frame in self._passing:
             self._wait(self.pcie.served[self._passing.pop(frame)], Resource.TO_DEVICE)
@@ -275,7 +276,7 @@ class HostTier:
             self._wait(saved_s, Resource.SSD_WRITE)
 
     def _wait(self, until_s: float, resource: Resource) -> None:
-        """Have the host wait."""
+        """Make the host wait."""
         if until_s > self.now:
             self.blocked_s[resource] = self.blocked_s.get(resource, 0.0) + until_s - self.now
             self.now = until_s
@@ -288,8 +289,8 @@ class HostTier:
         return ticket
 
     def _check(self, block: int, there_s: float) -> float:
-        """When the bytes of ``block``, which are there from ``there_s`` on, have been looked at, behind those of others
-        and beside what the host does."""
+        """Return when the checksum of ``block``, whose bytes are there from ``there_s`` on, has been computed, after
+        those of other blocks."""
         looking_s = (1 - _ASKING_SHARE) * self._hardware.moving_s(self._plan.blocks.nbytes(block))
         self.checked_s = max(self.checked_s, there_s) + looking_s
         return self.checked_s

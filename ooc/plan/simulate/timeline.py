@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a program does what on a machine, as plain data: for tables, for drawings, for comparing with a real run; and in
-Chrome's trace event format, for Perfetto (ui.perfetto.dev).
-"""
+"""The timeline of a program on a machine, as plain data: for tables, drawings and comparison with real runs, and in
+Chrome's trace event format for Perfetto (ui.perfetto.dev)."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from ooc.plan.program.received import Received, exposed_s
 
 
 class Resource(Enum):
-    """What work occupies. Each does one thing at a time, and all work side by side."""
+    """What work occupies. Each resource does one thing at a time, and all of them work side by side."""
 
     COMPUTE = "compute"
     HOST_COPY = "host copies"
@@ -23,11 +22,12 @@ class Resource(Enum):
     SSD_READ = "SSD reads"
     SSD_WRITE = "SSD writes"
     LINK = "link"
-    """From the other processes."""
+    """The link from the other processes."""
 
 
 class Event(NamedTuple):
-    """``resource`` is busy with ``nbytes`` bytes (0: with computing) for pass ``at``, in seconds from the start."""
+    """A stretch in which ``resource`` is busy with ``nbytes`` bytes (0: with computing) for pass ``at``, in seconds
+    from the start."""
 
     resource: Resource
     start_s: float
@@ -37,7 +37,8 @@ class Event(NamedTuple):
 
 
 class PassTime(NamedTuple):
-    """One pass: ``waited_s`` of its time nothing was computed. ``bound``: what it waited for, or computing."""
+    """The time of one pass. ``waited_s``: seconds in which nothing was computed; ``bound``: what it waited for, or
+    computing."""
 
     at: int
     title: str
@@ -48,7 +49,7 @@ class PassTime(NamedTuple):
 
 
 class MemoryUse(NamedTuple):
-    """Bytes of one tier in use, from each time on until the next; never more than ``limit_bytes``."""
+    """The bytes of one tier in use, from each time until the next; never more than ``limit_bytes``."""
 
     tier: str
     limit_bytes: int
@@ -61,7 +62,7 @@ class MemoryUse(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """One epoch. ``epoch_s`` is when the last byte is written."""
+    """The timeline of one epoch. ``epoch_s`` is when the last byte is written."""
 
     program: str
     epoch_s: float
@@ -71,7 +72,7 @@ class Timeline:
 
     @cached_property
     def busy_s(self) -> dict[Resource, float]:
-        """Seconds that each resource is busy; those that do nothing are left out."""
+        """The seconds that each resource is busy; idle ones are left out."""
         busy: dict[Resource, float] = {}
         for event in self.events:
             busy[event.resource] = busy.get(event.resource, 0.0) + event.end_s - event.start_s
@@ -79,7 +80,7 @@ class Timeline:
 
     @cached_property
     def moved_bytes(self) -> dict[Resource, int]:
-        """Bytes that each resource moves; those that move none are left out."""
+        """The bytes that each resource moves; those that move none are left out."""
         moved: dict[Resource, int] = {}
         for event in self.events:
             if event.nbytes:
@@ -88,7 +89,7 @@ class Timeline:
 
     @cached_property
     def ssd_busy_s(self) -> float:
-        """Seconds in which the SSD has something to do."""
+        """The seconds in which the SSD is busy."""
         moving = [e for e in self.events if e.resource in (Resource.SSD_READ, Resource.SSD_WRITE)]
         busy_s, until = 0.0, 0.0
         for event in sorted(moving, key=lambda event: event.start_s):
@@ -98,17 +99,17 @@ class Timeline:
 
     @property
     def wait_s(self) -> float:
-        """Seconds in which nothing is computed."""
+        """The seconds in which nothing is computed."""
         return sum(item.waited_s for item in self.passes)
 
     @property
     def bottleneck(self) -> Resource:
-        """What is busy longest."""
+        """The resource that is busy longest."""
         return max(self.busy_s, key=lambda resource: self.busy_s[resource], default=Resource.COMPUTE)
 
 
 class Stretch(NamedTuple):
-    """Events of one pass next to one another: ``busy_s`` of the time from ``start_s`` to ``end_s``."""
+    """Adjacent events of one pass: busy for ``busy_s`` of the time from ``start_s`` to ``end_s``."""
 
     start_s: float
     end_s: float
@@ -118,8 +119,8 @@ class Stretch(NamedTuple):
 
 
 def stretches(events: Iterable[Event], shortest_s: float, longest_s: float) -> Iterator[Stretch]:
-    """Events of one resource, those less than ``shortest_s`` apart put together up to ``longest_s``: no more to draw
-    than one can see."""
+    """Return the events of one resource for drawing: events less than ``shortest_s`` apart are joined, up to
+    ``longest_s``."""
     held: Stretch | None = None
     for event in events:
         busy = event.end_s - event.start_s
@@ -138,9 +139,9 @@ def stretches(events: Iterable[Event], shortest_s: float, longest_s: float) -> I
 def together(
     timelines: Sequence[Timeline], received: Sequence[Sequence[Sequence[Received]]], link_bytes_per_s: float
 ) -> list[Timeline]:
-    """The epochs of several processes that train one graph together, on one clock: all have ended a pass before any
-    begins the next one, and what one receives of the others meanwhile is hidden behind what it computes, as far as that
-    can be. ``received``: by process and pass. Memory is left out."""
+    """Return the epochs of several processes that train one graph, on one clock. All end a pass before any begins the
+    next one, and what a process receives is hidden behind its computing as far as possible. ``received`` is by process
+    and pass. Memory is left out."""
     begins = [0.0]
     for at, passes in enumerate(zip(*(one.passes for one in timelines), strict=True)):
         computed = [item.end_s - item.start_s for item in passes]
@@ -173,8 +174,8 @@ def _on_one_clock(
 
 
 def trace(*timelines: Timeline, names: Sequence[str] = ()) -> dict[str, Any]:
-    """Each a process, called by ``names`` or its program, with a thread for passes, one a resource, and memory as
-    counters; by time, after the names."""
+    """Return trace events by time, after the names. Each timeline is a process, called by ``names`` or its program,
+    with a thread for passes, one for each resource, and memory as counters."""
     threads = {resource: number for number, resource in enumerate(Resource, start=1)}
     found: list[dict[str, Any]] = []
     for pid, (timeline, name) in enumerate(zip(timelines, chain(names, repeat("")), strict=False), start=1):
