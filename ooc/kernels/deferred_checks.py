@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of neighbour lists whose findings are asked for later, on a device where nobody waits for the answer.
+"""Checks of neighbour lists on a device, with results that are read later so that nobody waits for the device.
 
-The kernels of the CPU raise at once. On a device with memory of its own the host would have to wait for every tile, so
-that findings are only noted there, in a number or two a kind, and asked for when a program is over, before any weight
-is stepped. A program whose lists have been found valid once does not look at them again: that would be four launches
-for every pull.
+On the CPU kernels raise at once. On a device with memory of its own, the host would have to wait for every tile. So
+faults are only recorded there, in a number or two for each kind, and read when a program is over, before any weight is
+stepped. A program whose lists have been found valid once does not check them again, which would be four launches for
+every pull.
 """
 
 from enum import Enum
@@ -14,14 +14,14 @@ from torch import Tensor
 
 
 class Fault(Enum):
-    """What a list of neighbours can have."""
+    """The kinds of faults in a list of neighbours."""
 
     OUT_OF_RANGE = "a neighbour is none of the graph's rows"
     UNSORTED = "neighbours of a row are not in ascending order"
 
 
 class DeferredChecks:
-    """About the lists of one direction of a graph of ``nodes`` rows. Used by one thread."""
+    """Checks of the lists of one direction, of a graph with ``nodes`` rows. For one thread."""
 
     def __init__(self, nodes: int) -> None:
         self._nodes = nodes
@@ -31,12 +31,13 @@ class DeferredChecks:
         self._valid: set[str] = set()
 
     def begin(self, program: str) -> None:
-        """``program`` is about to be run; what one noted that came to no end is forgotten."""
+        """Begin a run of ``program``, and forget records of a run that did not end."""
         self._program = program
         self._lowest_and_highest = self._is_unsorted = None
 
     def check_range(self, indices_E: Tensor) -> None:
-        """Note neighbours that are none of the graph's rows. For every pull: so in as few launches as there may be."""
+        """Record neighbours that are not rows of the graph. It runs for every pull, so it takes as few launches as
+        possible."""
         if indices_E.numel() == 0 or self._program in self._valid:
             return
         lowest, highest = torch.aminmax(indices_E)
@@ -46,8 +47,8 @@ class DeferredChecks:
         self._lowest_and_highest = lowest, highest
 
     def check_order(self, indices_E: Tensor, offsets_R1: Tensor, before: Tensor | None = None) -> None:
-        """Note rows, with edges from each of ``offsets_R1`` on, whose neighbours do not ascend. ``before`` [1, 2]: the
-        one before the first of them, where that is not the first of its row."""
+        """Record rows, whose edges begin at ``offsets_R1``, with neighbours that do not ascend. ``before`` [1, 2]: the
+        neighbour before the first one, if that is not the first of its row."""
         if self._program in self._valid:
             return
         edges = indices_E.numel()
@@ -59,7 +60,7 @@ class DeferredChecks:
         self._is_unsorted = found if self._is_unsorted is None else self._is_unsorted | found
 
     def found(self) -> list[Fault]:
-        """What has been found since the last call. The host waits for the device, once a kind."""
+        """Return the faults found since the last call. The host waits for the device once for each kind."""
         noted, self._lowest_and_highest = self._lowest_and_highest, None
         is_unsorted, self._is_unsorted = self._is_unsorted, None
         faults = []

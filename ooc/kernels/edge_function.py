@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Any message and score per edge: gathered, computed and differentiated edge by edge.
 
-An ``EdgeFunction`` (``functions``) says what one edge gives, from the source's row, the target's row and a term made of
-the edge's own features (``edge_terms``). A target sums that over its edges or, where there are heads, weights it by the
-softmax of the edges' scores, head by head. Forward, targets pull sources.
-Backward, every edge is computed again where its gradient is wanted: over in-edges for what belongs to targets, over
-out-edges for what belongs to sources. What flows back to an edge is known without the others:
+An ``EdgeFunction`` (``functions``) computes one edge's message from the source's row, the target's row and a term made
+of the edge's own features (``edge_terms``). A target sums the messages over its edges, or, if there are heads, weights
+them by the softmax of the edges' scores, head by head. Forward, targets pull sources. Backward, every edge is computed
+again wherever its gradient is needed: over in-edges for gradients of targets, over out-edges for those of sources. The
+gradient of an edge does not depend on other edges:
 
     sum       dm_e = dZ_i                                      a mean is a sum whose rows are scaled
     softmax   dm_e = α_e k_e dZ_i,   ds_e = α_e (k_e dZ_i · m_e - D_i),   α_e = exp(s_e - lse_i)
 
 for message m, score s, dropout's scale k and D_i = dZ_i · Z_i.
 
-Shapes: N rows of a pulled matrix, R rows of the tile, E edges of a piece, W/V/T columns of sources, targets and
-edges' terms, O = H·C columns of messages, head after head where there are heads.
+Shapes: N rows of a pulled matrix, R rows of the tile, E edges of a piece, W/V/T columns of sources, targets and edges'
+terms, O = H·C columns of messages, head after head where there are heads.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from ooc.plan.workload import Direction
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The heads computed, by their numbers among all of the layer, and what drops their coefficients."""
+    """The heads that are computed, by their numbers among all of the layer, with the dropout of their coefficients."""
 
     heads: range
     dropout: EdgeDropout | None = None
@@ -39,8 +39,8 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class EdgeMessages:
-    """What is computed of a tile's edges: ``function``, with ``terms`` of theirs and ``heads`` of a softmax where there
-    are any."""
+    """What is computed of a tile's edges: ``function``, with the ``terms`` of edges, and the ``heads`` of a softmax if
+    there are any."""
 
     function: EdgeFunction
     tile: TileEdges
@@ -50,7 +50,7 @@ class EdgeMessages:
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """The gradient of targets' rows as the backward pass reads it, of the tile's rows or of all N.
+    """The gradient of targets' rows as the backward pass reads it, for the tile's rows or all N.
 
     ``gradient``: dZ [·, O]. ``statistics``: lse and D of every head [·, H·2]; ``None`` for a sum. :func:`upstream`
     makes it of a tile's rows.
@@ -66,9 +66,9 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True)
 class TargetLayout:
-    """What sources pull of a target, group after group (heads; one group where there are none): its own row, the
-    gradient, and the statistics, of so many columns a group. ``statistics`` is 0 for a sum. ``loop``: the features of
-    the row's added self-loop, if there is one, which every group has."""
+    """The columns that sources pull of a target, group after group (heads, or a single group): its own row, the
+    gradient, and the statistics, with these numbers of columns for each group. ``statistics`` is 0 for a sum. ``loop``:
+    features of the row's added self-loop, if any, repeated for every group."""
 
     groups: int
     target: int
@@ -81,7 +81,7 @@ class TargetLayout:
         return self.groups * (self.target + self.message + self.statistics + self.loop)
 
     def pack(self, target_RV: Tensor, upstream_R: Upstream, loop_RK: Tensor | None = None) -> Tensor:
-        """[R, columns]."""
+        """Return the columns packed together [R, columns]."""
         parts = [(target_RV, self.target), (upstream_R.gradient, self.message)]
         if upstream_R.statistics is not None:
             parts.append((upstream_R.statistics, self.statistics))
@@ -91,14 +91,14 @@ class TargetLayout:
         return torch.cat(by_group, dim=2).view(len(target_RV), -1)
 
     def unpack(self, packed: Tensor) -> tuple[Tensor, Upstream]:
-        """What was packed."""
+        """Return the parts of packed columns."""
         sizes = [self.target, self.message, self.statistics, self.loop]
         by_group = torch.split(packed.view(len(packed), self.groups, -1), sizes, dim=2)
         target, gradient, statistics, _ = (part.flatten(1) for part in by_group)
         return target, Upstream(gradient, statistics if self.statistics else None)
 
     def loops(self, packed: Tensor) -> Tensor | None:
-        """The features of the rows' added self-loops that were packed [R, loop]."""
+        """Return the packed features of the rows' added self-loops [R, loop]."""
         if not self.loop:
             return None
         return packed.view(len(packed), self.groups, self.columns // self.groups)[:, 0, -self.loop :]
@@ -108,8 +108,8 @@ class TargetLayout:
 def pull_messages(
     edges: EdgeMessages, *, source_NW: Tensor, target_RV: Tensor, columns: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Forward: targets pull sources over in-edges → what they make of their edges [R, O = ``columns``], and what the
-    backward pass needs of it beside dZ: lse [R, H], or nothing."""
+    """Forward: targets pull sources over in-edges. Return their results [R, O = ``columns``], and lse [R, H], which the
+    backward pass needs beside dZ, or nothing."""
     function, tile, terms, heads = edges.function, edges.tile, edges.terms, edges.heads
     out_RO = source_NW.new_zeros(tile.rows, columns)
     softmax = None
@@ -132,7 +132,7 @@ def pull_messages(
 
 
 def upstream(gradient_RO: Tensor, value_RO: Tensor, kept: Tensor | None) -> Upstream:
-    """What the backward pulls read of a tile's rows, from dZ and what the forward pull gave."""
+    """Return what the backward pulls read of a tile's rows, from dZ and the result of the forward pull."""
     if kept is None:
         return Upstream(gradient_RO, None)
     d_RH = (gradient_RO * value_RO).view(*kept.shape, -1).sum(-1)
@@ -140,8 +140,8 @@ def upstream(gradient_RO: Tensor, value_RO: Tensor, kept: Tensor | None) -> Upst
 
 
 def joined(value_RO: Tensor, lse_RH: Tensor, before_RO: Tensor, before_lse_RH: Tensor) -> tuple[Tensor, Tensor]:
-    """The softmax over two sets of edges, from those over each, with the logarithms of their sums of exponentials (-∞
-    without edges); overwrites the first."""
+    """Return the softmax over two sets of edges from the softmax over each, with the logarithms of their sums of
+    exponentials (-∞ without edges). Overwrites the first."""
     highest_RH = torch.maximum(lse_RH, before_lse_RH)
     highest_RH.masked_fill_(highest_RH == -torch.inf, 0.0)
     share_RH, before_share_RH = (lse_RH - highest_RH).exp_(), (before_lse_RH - highest_RH).exp_()
@@ -157,7 +157,7 @@ def joined(value_RO: Tensor, lse_RH: Tensor, before_RO: Tensor, before_lse_RH: T
 def pull_source_gradients(edges: EdgeMessages, *, source_RW: Tensor, target_NP: Tensor, layout: TargetLayout) -> Tensor:
     """Backward over out-edges: the gradient of the tile's rows as sources.
 
-    ``target_NP`` are the targets' rows with what flows back to them, as ``layout`` packs them.
+    ``target_NP``: the targets' rows with their gradients, as ``layout`` packs them.
     """
     tile, terms = edges.tile, edges.terms
     out_RW = torch.zeros_like(source_RW, memory_format=torch.contiguous_format)
@@ -175,7 +175,7 @@ def pull_source_gradients(edges: EdgeMessages, *, source_RW: Tensor, target_NP: 
 def pull_target_gradients(
     edges: EdgeMessages, *, source_NW: Tensor, target_RV: Tensor, upstream_R: Upstream, with_map: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Backward over in-edges: the gradient of the tile's rows as targets; ``with_map``: and row by row that of the
+    """Backward over in-edges: the gradient of the tile's rows as targets; ``with_map``: also, by row, that of the
     terms' linear map (``EdgeTerms.add_map_gradient``)."""
     tile, terms = edges.tile, edges.terms
     map_RM = None if terms is None or not with_map else target_RV.new_zeros(len(target_RV), terms.map_columns)
@@ -200,7 +200,7 @@ def _gradients(
     upstream_E: Upstream,
     direction: Direction,
 ) -> list[Tensor]:
-    """Of a piece's edges, the gradients of those of the ``given`` rows of sources, of targets and terms which want
+    """Return the gradients for a piece's edges of the ``given`` rows of sources and targets, and of terms, that need
     one."""
     heads = edges.heads
     with torch.enable_grad():

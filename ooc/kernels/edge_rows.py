@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that a layer of unknown insides looks up for every edge, of which nothing is made where nobody needs it.
+"""Rows that an opaque layer looks up for every edge, as stand-ins that avoid a tensor with one row an edge.
 
-As PyG has layers written, ``x_j`` is a matrix with a row for every edge. Most make two things of it: scores, which are
-few numbers an edge, and a sum of it times these. So here what is looked up stands for its rows, and is none yet. What a
-layer makes of the rows of one end alone is made once for each of them; inner products of both ends, and sums of rows
-times numbers of the edge, are compiled loops over edges, and so are their gradients. For anything else, rows are looked
-up as torch does it.
+As PyG's layers are written, ``x_j`` is a matrix with a row for every edge. Most layers make two things of it: scores,
+which are a few numbers an edge, and a sum of its rows times these. So looked-up rows are replaced by stand-ins. What a
+layer computes of the rows of one end alone is computed once for each row. Inner products of both ends, and sums of rows
+times a number of the edge, are compiled loops over edges, and so are their gradients. For any other operator, the rows
+are looked up as torch does it.
 
 Shapes: E edges, S and R rows at their ends, H heads, C columns in all.
 """
@@ -26,14 +26,14 @@ from ooc.kernels.edges import rows_in_line
 from ooc.kernels.pieces.reductions import REDUCTIONS, reduction_of
 
 _FEW = 4
-"""Numbers of a row: no more are looked up at once."""
+"""Rows with no more numbers than this are looked up at once."""
 _DTYPES = (torch.float32, torch.float64)
 _OF: Any = Tensor
 _LOOK_UP = {_OF.index_select, torch.index_select, _OF.__getitem__}
 
 
 class _StandIn(Tensor):
-    """Stands for a row of every edge, ``made`` of these ``parts`` when it is needed."""
+    """A stand-in for one row for every edge, ``made`` of ``parts`` when it is needed."""
 
     @classmethod
     def of(cls, shape: tuple[int, ...], parts: list[Tensor], **own: Any) -> Any:
@@ -46,7 +46,7 @@ class _StandIn(Tensor):
         raise NotImplementedError
 
     def made(self) -> Any:
-        """The rows, which are looked up once."""
+        """Return the rows, which are looked up once."""
         this: Any = self
         if this.stands and this.rows_E is None:
             this.rows_E = self.make()
@@ -55,7 +55,7 @@ class _StandIn(Tensor):
 
     @property
     def stands(self) -> bool:
-        """Whether it still stands for what it is made of: its rows may have been written into."""
+        """Whether it still equals the rows that it would make: these may have been written into since."""
         this: Any = self
         if this.rows_E is not None:
             return bool(this.rows_E._version == this.version)
@@ -79,13 +79,13 @@ class _StandIn(Tensor):
 
 
 def made(found: Any) -> Any:
-    """It, or what it stands for."""
+    """Return ``found``, or the rows if it is a stand-in."""
     return found.made() if isinstance(found, _StandIn) else found
 
 
 class EdgeRows(_StandIn):
-    """For those of ``rows`` [S, …] that ``index_E`` says, times ``weight_EH``, if there is one: a number of the edge,
-    or one of each head."""
+    """A stand-in for the rows ``index_E`` of ``rows`` [S, …], times ``weight_EH`` if given, which has one number for
+    each edge or for each of its heads."""
 
     rows: Tensor
     index_E: Tensor
@@ -101,14 +101,14 @@ class EdgeRows(_StandIn):
         return by_head.reshape(found.shape)
 
     def is_beside(self, other: "EdgeRows") -> bool:
-        """Whether it is of as many rows at the same ends of the edges."""
+        """Whether ``other`` has as many rows, at the same ends of the edges."""
         one, two = self.index_E, other.index_E
         is_same = one is two or (one.data_ptr() == two.data_ptr() and one.stride() == two.stride())
         return is_same and len(self.rows) == len(other.rows)
 
 
 class _Products(_StandIn):
-    """For rows at one end times those at the other."""
+    """A stand-in for rows at one end times rows at the other."""
 
     left: EdgeRows
     right: EdgeRows
@@ -119,7 +119,7 @@ class _Products(_StandIn):
 
 
 class _Joined(_StandIn):
-    """For matrices of edges side by side, some of them looked up."""
+    """A stand-in for matrices of edges side by side, some of them looked up."""
 
     beside: list[Tensor]
 
@@ -128,7 +128,7 @@ class _Joined(_StandIn):
 
 
 class LookedUp(TorchFunctionMode):
-    """In here, what is looked up stands for its rows."""
+    """A mode in which looked-up rows are replaced by stand-ins."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _LOOK_UP and not kwargs and type(args[0]) is Tensor and args[0].dtype in _DTYPES:
@@ -152,7 +152,7 @@ def _looked_up(rows: Tensor, index_E: Tensor, weight_EH: Tensor | None = None) -
 
 
 def _is_plain(one: Any) -> bool:
-    """Whether it is rows, looked up or not, without a number of the edge."""
+    """Whether it is rows, looked up or not, without a factor for each edge."""
     return one.stands and one.weight_EH is None if isinstance(one, EdgeRows) else not isinstance(one, _StandIn)
 
 
@@ -160,7 +160,7 @@ def _is_plain(one: Any) -> bool:
 
 
 def _asked(func: Any, args: Any, kwargs: Any) -> Any:
-    """A question that does not go by what is in a tensor."""
+    """Answer a question that does not depend on a tensor's values."""
     with torch._C.DisableTorchFunctionSubclass():
         return func(*args, **kwargs)
 
@@ -170,7 +170,7 @@ def _filled(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _expanded(func: Any, args: Any, kwargs: Any) -> Any:
-    """An index of rows as one of all their numbers."""
+    """Expand an index of rows to all their numbers."""
     return None if isinstance(args[0], _StandIn) else args[0].expand(args[1].shape)
 
 
@@ -185,7 +185,7 @@ def _in_another_shape(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _times(func: Any, args: Any, kwargs: Any) -> Any:
-    """Rows times numbers of the edge, or times those at its other end."""
+    """Rows times numbers of the edge, or times the rows at its other end."""
     if kwargs or len(args) != 2:
         return None
     one, other = args if isinstance(args[0], EdgeRows) else args[::-1]
@@ -211,7 +211,7 @@ def _times(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _summed(func: Any, args: Any, kwargs: Any) -> Any:
-    """Sums of every row's numbers, or of those of each of its heads: of products of both ends, say."""
+    """Sums of every row's numbers, or of those of each head, such as for products of both ends."""
     one, given = args[0], dict(zip(("dim", "keepdim"), args[1:], strict=False)) | kwargs
     dims = given.get("dim")
     (dim,) = dims if isinstance(dims, (tuple, list)) and len(dims) == 1 else (dims,)
@@ -239,7 +239,7 @@ def _side_by_side(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _mapped(func: Any, args: Any, kwargs: Any) -> Any:
-    """A linear map of matrices side by side, which is that of each by itself: of rows instead of edges."""
+    """A linear map of matrices side by side, computed for each by itself, on rows instead of edges."""
     if not isinstance(args[0], _Joined) or not args[0].stands:
         return None
     given = dict(zip(("weight", "bias"), args[1:], strict=False)) | kwargs
@@ -254,7 +254,7 @@ def _mapped(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _by_rows(func: Any, args: Any, kwargs: Any) -> Any:
-    """What is made of the rows of one end, and of what is the same for all edges."""
+    """A function of the rows of one end, and of values that are the same for all edges."""
     if any(one is True for one in (*args, *kwargs.values())):  # in place
         return None
     if func is not F.linear and any(isinstance(one, Tensor) for one in kwargs.values()):
@@ -314,7 +314,7 @@ _WAYS: dict[Any, tuple[Callable[[Any, Any, Any], Any], ...]] = {
 
 
 def _checked(index_E: Tensor, count: int) -> Tensor:
-    """An index into so many rows."""
+    """Check an index into ``count`` rows."""
     if len(index_E) and not 0 <= int(index_E.min()) <= int(index_E.max()) < count:
         raise IndexError(f"an edge leads to none of {count} rows")
     return index_E
@@ -341,7 +341,7 @@ class _WeightedSum(torch.autograd.Function):
 
 
 class _InnerProducts(torch.autograd.Function):
-    """Of the rows at both ends of edges, by head, [E, H]."""
+    """Inner products of the rows at both ends of edges, by head, [E, H]."""
 
     @staticmethod
     def forward(ctx: Any, left_SC: Tensor, left_E: Tensor, right_RC: Tensor, right_E: Tensor, heads: int) -> Tensor:

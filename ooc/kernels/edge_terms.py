@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the features of edges add to messages and scores: a linear map of them, t = f Wᵀ + b, or themselves.
+"""What the features of edges add to messages and scores: a linear map of them, t = f Wᵀ + b, or the features
+themselves.
 
-The map is summed feature after feature by ``embedding_bag``, as rows are pulled, so that an edge's term has the same
-bits whatever edges and columns are computed with it; a dense product promises no such thing. Its gradient is likewise
+The map is summed feature after feature by ``embedding_bag``, as rows are pulled. So an edge's term has the same bits
+whatever edges and columns are computed with it, which a dense product does not guarantee. Its gradient is likewise
 summed row by row, Σ_e dt_e f_e over a row's edges, and only then over rows.
 
-Added self-loops have features, too, as PyG fills them in: a constant, or the sum or mean over the other edges into the
-row. Over in-edges that is known of the tile; over out-edges rows bring it along.
+Added self-loops have features, too, which PyG fills in: a constant, or the sum or mean over the other edges into the
+row. Over in-edges a tile knows these; over out-edges rows bring them along.
 
 Shapes: R rows of the tile, E edges of a piece, K features, T columns of the term, those of G groups.
 """
@@ -20,18 +21,18 @@ from ooc.kernels.edges import Piece, SelfLoops, TileEdges, pieces, rows_in_line
 from ooc.kernels.tensors import pull
 
 EDGES_PER_PIECE = 4096
-"""Matrices of a message's width are made for every edge, several of them: few enough to stay in the cache."""
+"""Edges of a piece: several matrices of a message's width are made for them, and should stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopFeatures:
-    """The features of added self-loops: ``constant_K``, or (None) the sum of other edges' features, or their mean."""
+    """The features of added self-loops: ``constant_K``, or (None) the sum or mean of the other edges' features."""
 
     constant_K: Tensor | None = None
     is_mean: bool = False
 
     def of(self, tile: TileEdges, dtype: torch.dtype) -> Tensor:
-        """[R, K] for the rows of a tile of in-edges, where they are made of those of other edges."""
+        """Return [R, K] for the rows of a tile of in-edges, if they are made of other edges' features."""
         assert tile.features_EK is not None
         out_RK = torch.zeros(tile.rows, tile.features_EK.shape[1], dtype=dtype)
         count_R1 = torch.zeros(tile.rows, 1, dtype=dtype)
@@ -46,8 +47,8 @@ class LoopFeatures:
 
 @dataclass(frozen=True, slots=True)
 class EdgeTerms:
-    """The terms of a slab's groups. ``weight_KT``, ``bias_T``: the linear map; without, the term is the features'
-    columns of these groups. ``loop_RK`` are the features of the tile's added self-loops."""
+    """The terms of a slab's groups. ``weight_KT``, ``bias_T``: the linear map; without it, the term is the features'
+    columns of these groups. ``loop_RK``: the features of the tile's added self-loops."""
 
     groups: range
     dtype: torch.dtype
@@ -57,13 +58,13 @@ class EdgeTerms:
 
     @property
     def map_columns(self) -> int:
-        """Columns of the map's gradient."""
+        """The columns of the map's gradient."""
         if self.weight_KT is None:
             return 0
         return self.weight_KT.numel() + (0 if self.bias_T is None else self.bias_T.numel())
 
     def features(self, tile: TileEdges, piece: Piece) -> Tensor:
-        """[E, K] in the compute dtype."""
+        """Return [E, K] in the compute dtype."""
         stored_EK, positions = tile.features_EK, piece.positions_E
         assert stored_EK is not None
         if self.loop_RK is None or isinstance(positions, slice):
@@ -75,7 +76,7 @@ class EdgeTerms:
         return features_EK
 
     def make(self, features_EK: Tensor) -> Tensor:
-        """Terms [E, T]."""
+        """Return the terms [E, T]."""
         if self.weight_KT is None:
             return features_EK[:, self.groups.start : self.groups.stop].contiguous()
         edges, count = features_EK.shape
@@ -85,8 +86,8 @@ class EdgeTerms:
         return term_ET if self.bias_T is None else term_ET.add_(self.bias_T)
 
     def add_map_gradient(self, piece: Piece, features_EK: Tensor, gradient_ET: Tensor, into_RM: Tensor) -> None:
-        """Add what the piece's edges add to the gradient of the map, by row: of every group weight's K rows and, if
-        there is one, the bias [R, G · (K + 1) · T/G]."""
+        """Add the gradient of the map from the piece's edges, by row: for every group the weight's K rows and the bias,
+        if there is one [R, G · (K + 1) · T/G]."""
         weights: list[Tensor | None] = [weight_E.contiguous() for weight_E in features_EK.unbind(1)]
         weights += [] if self.bias_T is None else [None]
         into_PGKT = into_RM[piece.rows].view(piece.stop - piece.start, len(self.groups), len(weights), -1)

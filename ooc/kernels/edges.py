@@ -3,10 +3,10 @@
 
 Shapes: N rows of the pulled matrices, R rows of the tile, E edges of the tile or of a piece of it, W columns.
 
-A plain sum never holds anything per edge, but a score or a message does. So a tile is read in pieces of at most
-``EDGES_PER_PIECE`` edges, added self-loops among them: whole rows while they fit, and a row with more edges than that
-cut at multiples of it from its own first edge. Where a row is cut depends on nothing but the row, so results do not
-depend on tiles. A softmax over a row's edges takes its pieces one after the other.
+A plain sum holds nothing for each edge, but scores and messages do. So a tile is read in pieces of at most
+``EDGES_PER_PIECE`` edges, including added self-loops: whole rows while they fit; a longer row is cut at multiples of
+this from its own first edge. Where a row is cut depends only on the row, so results do not depend on tiles. A softmax
+over a row's edges takes its pieces one after the other.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -29,45 +29,46 @@ from ooc.kernels.tensors import pull
 AnyIntegers = npt.NDArray[np.signedinteger]
 
 EDGES_PER_PIECE = 49152
-"""Few enough that what one piece takes is little beside a slab; many enough that operators outweigh their calls, in
-which threads wait for one another: a tile of 2,048 rows with 16 edges each is one piece."""
+"""Edges of a piece: few enough that a piece takes little memory beside a slab, many enough that operators take longer
+than their calls, in which threads wait for one another. A tile of 2,048 rows with 16 edges each is one piece."""
 
 
 class Spare:
-    """Memory that a plan has set aside for what is retained, ``nbytes`` in all; on any thread."""
+    """Memory that a plan has set aside for retained results, ``nbytes`` in all; for any thread."""
 
     def __init__(self, nbytes: int) -> None:
         self.left = nbytes
         self._lock = Lock()
 
     def take(self, nbytes: int) -> bool:
-        """Whether so many bytes were left, which are taken then."""
+        """Take ``nbytes`` if so many are left; return whether they were."""
         with self._lock:
             fits = nbytes <= self.left
             self.left -= nbytes * fits
         return fits
 
     def give(self, nbytes: int) -> None:
-        """So many bytes are free again."""
+        """Free ``nbytes`` again."""
         with self._lock:
             self.left += nbytes
 
 
 class Retained:
-    """What is retained of the tiles of one topology, by name, as far as there is ``spare`` memory: what is the same in
-    every epoch, and what one pass finds for another. Nothing depends on what there is. A tile is on one thread at a
-    time."""
+    """Results retained for the tiles of one topology, by name, as far as there is ``spare`` memory: those that are the
+    same in every epoch, and those one pass computes for another. Results never depend on what is retained. A tile is on
+    one thread at a time."""
 
     def __init__(self, spare: Spare) -> None:
         self._spare = spare
         self._found: dict[Hashable, tuple[Any, int]] = {}
 
     def get(self, name: Hashable) -> Any:
-        """None where it is not there."""
+        """Return the retained result, or None."""
         return self._found.get(name, (None, 0))[0]
 
     def keep(self, name: Hashable, nbytes: int, make: Callable[[], Any]) -> Any:
-        """What ``make`` gives, until it is taken; None, and nothing is made, where there are not so many bytes."""
+        """Retain the result of ``make`` until it is taken, and return it; return None without calling ``make`` if
+        memory is short."""
         self.take(name)
         if not self._spare.take(nbytes):
             return None
@@ -75,33 +76,33 @@ class Retained:
         return made
 
     def take(self, name: Hashable) -> Any:
-        """It is no longer kept; its memory counts as free."""
+        """Return the retained result and free its memory."""
         value, nbytes = self._found.pop(name, (None, 0))
         self._spare.give(nbytes)
         return value
 
 
 class SelfLoops(Enum):
-    """What becomes of edges from a row to itself."""
+    """The treatment of edges from a row to itself."""
 
     AS_STORED = "as stored"
     EXACTLY_ONE = "exactly one"
-    """Those stored are left out and every row gets one: ``remove_self_loops`` and ``add_self_loops`` of PyG."""
+    """Stored self-loops are left out and every row gets one, as by PyG's ``remove_self_loops`` and
+    ``add_self_loops``."""
 
 
 @dataclass(frozen=True, slots=True)
 class TileEdges:
     """The neighbours of rows ``start`` … ``start + R`` of the graph in one direction.
 
-    ``indices_E`` and ``offsets_R1`` (counted from the tile's first edge) are of one integer type. ``nodes`` is the
-    number of rows of the graph; neighbours at or beyond the end of a shorter pulled matrix are absent: they add
-    nothing. ``weight_E`` and ``features_EK`` are what the edges carry, in the store's types, where it was asked for.
-    ``checks``: where it is noted what is wrong with the lists; None where the kernels raise. ``edges_per_piece``: at
-    most, where something as wide as a row is made for each. ``parts_P2``: the parts of long rows, for the kernels of a
-    GPU (``ooc.kernels.cuda.segments``); None where nobody has listed them.
-    ``retained``: what is retained of tiles.
-    ``carried``: on a GPU, where these are a piece of the rows' edges. Then the first row may have begun before the
-    first of them, and the last one may go on behind the last: offsets are below 0 there, or beyond their number.
+    ``indices_E`` and ``offsets_R1`` (counted from the tile's first edge) have one integer type. ``nodes``: the rows of
+    the graph; neighbours at or beyond the end of a shorter pulled matrix are absent and add nothing. ``weight_E``,
+    ``features_EK``: the data of the edges in the store's types, if asked for. ``checks``: where faults of the lists are
+    recorded; None if kernels raise. ``edges_per_piece``: the limit where something as wide as a row is made for each
+    edge. ``parts_P2``: the parts of long rows for a GPU's kernels (``ooc.kernels.cuda.segments``), or None.
+    ``retained``: results retained for tiles. ``carried``: on a GPU, set if these are a piece of the rows' edges. The
+    first row may then have begun before them and the last may continue behind them; their offsets are below 0 or beyond
+    the number of edges.
     """
 
     indices_E: Tensor
@@ -123,19 +124,19 @@ class TileEdges:
 
     @property
     def offsets_here_R1(self) -> Tensor:
-        """Where rows begin among these edges, of those that begin before them or go on behind them just these."""
+        """Where rows begin among these edges; rows that begin before them or continue behind them are clipped."""
         return self.offsets_R1 if self.carried is None else self.offsets_R1.clamp(0, self.indices_E.numel())
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Edges of rows ``start:stop`` of a tile, all that they have or, for one long row, a stretch of them: at least
-    one edge.
+    """Edges of rows ``start:stop`` of a tile: all their edges, or, for one long row, a stretch of them; at least one
+    edge.
 
-    ``neighbours_E`` are rows of the pulled matrices, ``offsets_R1`` delimit the piece's rows. ``continues``: this
-    is a further stretch of a row already begun, to be added to what there is. ``positions_E``: which of the tile's
-    edges these are, as ``counted`` numbers them. ``repeats_before`` counts the edges before this stretch that equal its
-    first one. ``has_added``: self-loops were added at the ends of rows.
+    ``neighbours_E``: rows of the pulled matrices; ``offsets_R1`` delimit the piece's rows. ``continues``: this is a
+    further stretch of a row already begun, to be added to its results. ``positions_E``: which of the tile's edges these
+    are, as ``counted`` numbers them. ``repeats_before``: how many edges before this stretch equal its first one.
+    ``has_added``: self-loops were added at the ends of rows.
     """
 
     start: int
@@ -159,7 +160,7 @@ class Piece:
 
     @cached_property
     def row_E(self) -> Tensor:
-        """For every edge its row, counted from the piece's first: int64."""
+        """The row of every edge, counted from the piece's first: int64."""
         counts = self.offsets_R1.diff().long()
         return torch.repeat_interleave(torch.arange(self.stop - self.start), counts, output_size=self.edges)
 
@@ -168,27 +169,27 @@ class Piece:
         return torch.arange(self.edges, dtype=self.offsets_R1.dtype)
 
     def gather(self, matrix_NW: Tensor) -> Tensor:
-        """The neighbours' rows of a pulled matrix [E, W], in a copy."""
+        """Return a copy of the neighbours' rows of a pulled matrix [E, W]."""
         return matrix_NW.index_select(0, self.neighbours_E)
 
     def spread(self, values_RW: Tensor) -> Tensor:
-        """Values of every row at each of its edges [E, W], in a copy."""
+        """Return a copy of every row's values for each of its edges [E, W]."""
         return values_RW.index_select(0, self.row_E)
 
     def sums(self, values_EW: Tensor, weight_E: Tensor | None = None) -> Tensor:
-        """Sum over every row's edges, in their order, each times its weight → [rows, W]."""
+        """Return the sum over every row's edges, in their order, each times its weight [rows, W]."""
         return pull(rows_in_line(values_EW), self._positions, self.offsets_R1, weight_E)
 
     def maxima(self, values_EW: Tensor) -> Tensor:
-        """Largest over every row's edges → [rows, W]; −∞ where there are none."""
+        """Return the largest value over every row's edges [rows, W]; −∞ without edges."""
         out = values_EW.new_full((self.stop - self.start, values_EW.shape[1]), -torch.inf)
         return out.scatter_reduce_(0, self.row_E[:, None].expand_as(values_EW), values_EW, "amax")
 
     def repeats_E(self) -> Tensor:
-        """How many edges before each one run between the same two rows: int64.
+        """Return how many edges before each one run between the same two rows: int64.
 
-        Both ends count alike, because lists of neighbours are in ascending order in a store. An added self-loop
-        is the only edge of its kind and always the last of its row.
+        Both ends count alike, because a store's lists of neighbours are in ascending order. An added self-loop is the
+        only edge of its kind, and the last of its row.
         """
         offsets, values = self.offsets_R1.long(), self.neighbours_E
         first_E = torch.ones(self.edges, dtype=torch.bool)
@@ -203,14 +204,14 @@ class Piece:
 
 
 class RunningSoftmax:
-    """Weights of edges, for every one of H heads, in a tile of R rows, and the sums that were made with them: "online
-    softmax" (Milakov and Gimelshein, 2018).
+    """A softmax over the edges of R rows with H heads, in pieces, and the sums weighted by it: "online softmax"
+    (Milakov and Gimelshein, 2018).
 
-    Where a row's edges come in several pieces, what was summed with the highest score so far is scaled down whenever a
-    higher one appears. Rows within one piece, which is nearly all of them, take no part in that.
+    If a row's edges come in several pieces, the sums so far are scaled down whenever a higher score appears. Rows
+    within one piece, which are almost all, need no scaling.
 
-    ``totals`` are matrices [R, H, …], zero at first, to which the caller adds sums weighted by what ``weigh``
-    returns; ``finish`` divides them by the sum of weights. A row without edges keeps its zeros.
+    ``totals``: matrices [R, H, …], zero at first, to which the caller adds sums weighted by what ``weigh`` returns;
+    ``finish`` divides them by the sums of weights. A row without edges keeps its zeros.
     """
 
     def __init__(self, rows: int, heads: int, like: Tensor, totals: Sequence[Tensor]) -> None:
@@ -219,7 +220,7 @@ class RunningSoftmax:
         self._totals = totals
 
     def weigh(self, piece: Piece, score_EH: Tensor) -> Tensor:
-        """exp(score - highest so far), written over ``score_EH``."""
+        """Return exp(score - highest so far), written over ``score_EH``."""
         here = piece.rows
         highest = piece.maxima(score_EH)
         if piece.continues:
@@ -234,7 +235,8 @@ class RunningSoftmax:
         return weight
 
     def finish(self) -> Tensor:
-        """Normalise the totals; the logarithm of the sum of exponentials [R, H], 0 for a row without edges."""
+        """Normalise the totals, and return the logarithm of the sum of exponentials [R, H], 0 for a row without
+        edges."""
         empty_RH = self._sum_RH == 0
         share_RH = self._sum_RH.masked_fill(empty_RH, 1.0).reciprocal_()
         for total in self._totals:
@@ -243,17 +245,17 @@ class RunningSoftmax:
 
 
 def rows_in_line(matrix: Tensor) -> Tensor:
-    """``matrix`` with the numbers of a row side by side.
+    """Return ``matrix`` with the numbers of a row side by side in memory.
 
-    A single column is contiguous whatever its stride, but ``embedding_bag`` goes by the stride, and rounds otherwise
-    where that is not 1.
+    A single column is contiguous whatever its stride, but ``embedding_bag`` looks at the stride and rounds differently
+    if it is not 1.
     """
     return matrix if matrix.stride(1) == 1 else matrix.clone(memory_format=torch.contiguous_format)
 
 
 def pieces(tile: TileEdges, rows: int) -> Iterator[Piece]:
-    """The edges of ``tile`` to neighbours below ``rows``, the length of the pulled matrices, in order; not where there
-    are none."""
+    """Yield the edges of ``tile`` to neighbours below ``rows``, the length of the pulled matrices, in order and in
+    pieces."""
     if tile.indices_E.numel():
         highest_row(tile, tile.indices_E)
     indices_E, offsets_R1, places_E = counted(tile, rows)
@@ -282,9 +284,10 @@ def pieces(tile: TileEdges, rows: int) -> Iterator[Piece]:
 
 
 def counted(tile: TileEdges, rows: int, *, has_loops: bool = True) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Indices and offsets of the edges of ``tile`` to neighbours below ``rows``, with self-loops as it asks for them;
-    and where they carry anything which of the tile's edges these are (None: just those): an added self-loop, the last
-    of its row, comes behind all of the tile's, that of row i as the i-th. ``has_loops``: whether some may be stored."""
+    """Return indices and offsets of the edges of ``tile`` to neighbours below ``rows``, with self-loops as it asks for
+    them. Also return which of the tile's edges these are, if edges carry data (None: exactly those): the self-loop
+    added for row i, the last of its row, has the i-th number after all of the tile's edges. ``has_loops``: whether
+    self-loops may be stored."""
     indices, offsets, adds = tile.indices_E, tile.offsets_R1, tile.self_loops is SelfLoops.EXACTLY_ONE
     keep = places = None
     # As always forward, in an order by hops, all are below: a tenth of the time of looking at each.
@@ -308,8 +311,8 @@ def counted(tile: TileEdges, rows: int, *, has_loops: bool = True) -> tuple[Tens
 
 
 def highest_row(tile: TileEdges, neighbours_E: Tensor) -> int:
-    """The largest of some neighbours, at least one, of the tile's rows. Raises :class:`StoreError` where one of them is
-    no row."""
+    """Return the largest of some neighbours of the tile's rows, at least one. Raises :class:`StoreError` if any is not
+    a row."""
     lowest, highest = (int(bound) for bound in torch.aminmax(neighbours_E))
     if lowest < 0 or highest >= tile.nodes:
         raise StoreError(
@@ -320,14 +323,14 @@ def highest_row(tile: TileEdges, neighbours_E: Tensor) -> int:
 
 
 def are_others(indices_E: Tensor, offsets_R1: Tensor, start: int) -> Tensor:
-    """Bool [E]: which neighbours of rows ``start…`` are another row."""
+    """Return, as bool [E], which neighbours of rows ``start…`` are another row."""
     rows = torch.arange(start, start + len(offsets_R1) - 1, dtype=indices_E.dtype, device=indices_E.device)
     return indices_E != torch.repeat_interleave(rows, offsets_R1.diff(), output_size=len(indices_E))
 
 
 def only(is_kept_E: Tensor, indices_E: Tensor, offsets_R1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Indices and offsets of the edges that are kept, and which those are. By NumPy, where they are is found once, and
-    looked up by rows: two to four times as fast as torch's masks."""
+    """Return indices and offsets of the edges that are kept, and their positions. With NumPy, positions are found once
+    and looked up by rows, two to four times as fast as with torch's masks."""
     kept = np.flatnonzero(is_kept_E.numpy())
     offsets = offsets_R1.numpy()
     before = np.searchsorted(kept, offsets).astype(offsets.dtype)
@@ -335,8 +338,8 @@ def only(is_kept_E: Tensor, indices_E: Tensor, offsets_R1: Tensor) -> tuple[Tens
 
 
 def with_self(indices_E: Tensor, offsets_R1: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Indices and offsets of rows ``start…``, those before ``stop`` last among their own neighbours; and bool, which
-    edges are not those self-loops."""
+    """Return indices and offsets of rows ``start…`` in which each row before ``stop`` is the last of its own
+    neighbours; and, as bool, which edges are not these self-loops."""
     count = max(0, stop - start)
     given, offsets = indices_E.numpy(), offsets_R1.numpy()
     added = np.minimum(np.arange(len(offsets), dtype=offsets.dtype), count)

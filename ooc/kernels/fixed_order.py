@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators of torch that add in one order, so that a layer of unknown insides gives the same bits every time.
+"""A mode in which torch's operators add in a fixed order, so that an opaque layer gives the same bits every time.
 
 On a GPU most operators that add rows up by an index (``scatter_add``, ``index_add``, the gradients of ``index_select``
-and ``gather``) do so as its threads come. Asked to be deterministic, torch sorts by the index first; what it knows no
-such way for raises.
+and ``gather``) add in the order in which threads arrive. In deterministic mode, torch sorts by the index first;
+operators without such a way raise.
 """
 
 import os
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from ooc.errors import ModelError
 
 _MEMORY: Any = torch.utils.deterministic
-"""It has no types."""
+"""torch's settings of deterministic algorithms; a module without type annotations."""
 _NO_WAY = "does not have a deterministic implementation"
 _WORKSPACES = "CUBLAS_WORKSPACE_CONFIG"
 _SCATTERED = {torch.Tensor.scatter_add: "index_add", torch.scatter_add: "index_add"}
@@ -27,8 +27,8 @@ _SCATTERED |= {torch.Tensor.scatter_add_: "index_add_"}
 
 @contextmanager
 def in_fixed_order(place: torch.device, where: str) -> Iterator[None]:
-    """In here, what a GPU computes has the same bits every time; elsewhere it has anyway. ModelError names ``where``
-    and the operator for which there is no such way."""
+    """A context in which a GPU computes the same bits every time, as other devices do anyway. Raises ModelError naming
+    ``where`` and the operator if there is no deterministic way."""
     if place.type != "cuda":
         yield
         return
@@ -54,8 +54,8 @@ def in_fixed_order(place: torch.device, where: str) -> Iterator[None]:
 
 
 class RowsByIndex(TorchFunctionMode):
-    """Rows that are scattered whole, each by one number, are added by that number: to be deterministic torch sorts E
-    numbers then, not one for every entry."""
+    """A mode in which rows scattered whole, each by one number, are added by that number: deterministic torch then
+    sorts E numbers instead of one for every entry."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -70,7 +70,7 @@ class RowsByIndex(TorchFunctionMode):
 
 
 def rows_scattered(into: Tensor, dim: int, index: Tensor, src: Any) -> tuple[Tensor, int, Tensor, Tensor] | None:
-    """What is scattered, as rows along ``dim`` with a number each; None where it is not."""
+    """Return scattered entries as rows along ``dim`` with one number each; None if they are not."""
     if not isinstance(src, Tensor) or index.shape != src.shape or into.dim() != src.dim() or not src.numel():
         return None
     dim %= src.dim()

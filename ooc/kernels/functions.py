@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The convolutions of PyG that are edge functions: what they compute per edge, in PyG's own order of operators.
+"""PyG's convolutions that are edge functions: what they compute per edge, in PyG's own order of operators.
 
-Rows of a side are head after head, and within a head in the order named here, so that any group of whole heads is
-a slab of columns. What features of edges add comes as a term of as many columns as it is added to, head after head.
-All of these are elementwise but for sums over a head, so they give the same bits whatever edges are computed together.
-(Not those of torch that multiply and add at once, or sigmoid: the last entries of a tensor, which do not fill a
-register, they round in another way.)
+The rows of each side are stored head after head, and within a head in the order named here, so any group of whole heads
+is a slab of columns. A term made of edge features has as many columns as what it is added to, head after head. All
+functions are elementwise except for sums over a head, so an edge has the same bits whatever edges are computed with it.
+(Torch's operators that multiply and add at once, and sigmoid, are different: they round the last entries of a tensor,
+which do not fill a register, in another way.)
 
 H heads of C channels.
 """
@@ -20,27 +20,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Computed = tuple[Tensor, Tensor | None]
-"""Messages [E, O] or [E, H, C], and scores [E, H] where messages are weighted by a softmax."""
+"""The messages [E, O] or [E, H, C], and the scores [E, H] if messages are weighted by a softmax."""
 
 EdgeFunction = Callable[[Tensor, Tensor, Tensor | None], Computed]
-"""Of rows of sources [E, W] and targets [E, V], and terms [E, T]: rows independent of one another, nothing drawn at
-random. Autograd differentiates it.
+"""A function of rows of sources [E, W] and targets [E, V], and of terms [E, T]. Edges are independent of one another,
+and nothing is random. Autograd differentiates it.
 
-An edge's message has the same bits however many edges are computed with it, which elementwise operators promise and
-dense products do not."""
+An edge's message must have the same bits however many edges are computed with it. Elementwise operators guarantee that,
+dense products do not.
+"""
 
 
 _FILLED = 64
-"""Entries that fill registers: as many or more as torch takes at a time of any type."""
+"""Entries that fill registers: at least as many as torch processes at a time, for any type."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gatv2:
     """GATv2 (Brody et al., "How Attentive are Graph Attention Networks?", ICLR 2022), as ``GATv2Conv``.
 
-    Sources bring ``lin_l(x)``, targets ``lin_r(x)``: C columns a head. ``att_HC`` are the heads' attention vectors,
-    rows of the convolution's ``att[0]``; targets may bring those, too, C columns behind their own in every head, so
-    that gradients of the vectors come row by row. An edge's term is ``lin_edge`` of its features.
+    Sources bring ``lin_l(x)``, targets ``lin_r(x)``, C columns a head. ``att_HC``: the heads' attention vectors, rows
+    of the convolution's ``att[0]``. Targets may bring these, too, C columns after their own in every head, so that
+    gradients of the vectors come row by row. An edge's term is ``lin_edge`` of its features.
     """
 
     att_HC: Tensor
@@ -77,10 +78,11 @@ class TransformerAttention:
 
 @dataclass(frozen=True, slots=True)
 class GatWithFeatures:
-    """GAT as ``GATConv`` has it with features of edges: a score is the leaky sum of three scalars, or without of two.
+    """GAT with features of edges, as ``GATConv`` has it: a score is the leaky sum of three scalars, or of two without
+    features.
 
-    Sources bring z and a_src, C + 1 columns a head; targets a_dst, one, or the one in ``place`` of ``of`` in all; an
-    edge's term is its share of the score, one.
+    Sources bring z and a_src, C + 1 columns a head. Targets bring a_dst, one column, or the one in ``place`` of ``of``.
+    An edge's term is its share of the score, one column.
     """
 
     heads: int
@@ -98,9 +100,10 @@ class GatWithFeatures:
 
 @dataclass(frozen=True, slots=True)
 class Rectified:
-    """relu(x_j + t) + ε with t a term of the edge, as ``GINEConv`` (Hu et al., 2020), whose t are the edge's features,
-    through ``lin`` if there is one, and ``GENConv`` (Li et al., "DeeperGCN", 2020); without terms x_j, as
-    ``SoftmaxAggregation``. For the latter two ``temperature`` times these are their scores, column by column.
+    """relu(x_j + t) + ε with a term t of the edge. In ``GINEConv`` (Hu et al., 2020), t are the edge's features,
+    through ``lin`` if there is one; ``GENConv`` (Li et al., "DeeperGCN", 2020) is alike; without terms it is x_j, as
+    for ``SoftmaxAggregation``. For the latter two, ``temperature`` times the messages are their scores, column by
+    column.
 
     Targets bring nothing: no columns.
     """
@@ -114,14 +117,14 @@ class Rectified:
 
 
 class Activation(Enum):
-    """What is done to each number of a factor, as torch.nn.functional has it."""
+    """The function applied to each number of a factor, as in torch.nn.functional."""
 
     IDENTITY, RELU, LEAKY_RELU, ELU, SIGMOID, TANH, SILU, SOFTPLUS = range(8)
 
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """f(s_j + t_i), with an activation f, whose ``constant`` is the slope below 0 or ELU's α; sources or targets may
+    """f(s_j + t_i) with an activation f, whose ``constant`` is the slope below 0 or ELU's α. Sources or targets may
     bring nothing to it."""
 
     activation: Activation = Activation.IDENTITY
@@ -130,7 +133,7 @@ class Factor:
     of_target: bool = True
 
     def __call__(self, values: Tensor) -> Tensor:
-        """Of values, every entry of which is rounded as those are that fill a register."""
+        """Apply the activation to values so that every entry is rounded like those that fill a register."""
         match self.activation:
             case Activation.IDENTITY:
                 return values
@@ -148,13 +151,13 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One factor or the product of two, column by column: σ(k_i + q_j) ⊙ v_j, as ``ResGatedGraphConv`` (Bresson and
-    Laurent, "Residual Gated Graph ConvNets", 2017), and messages of one's own. What is ``added`` to it, without an
-    activation, and the activation ``outer`` of the whole: relu(γ_i ⊙ x_j + β_i), as ``FiLMConv`` (Brockschmidt,
-    "GNN-FiLM", 2020).
+    """One factor, or the product of two, column by column: σ(k_i + q_j) ⊙ v_j, as in ``ResGatedGraphConv`` (Bresson and
+    Laurent, "Residual Gated Graph ConvNets", 2017) and in messages of users' own layers. A sum without an activation
+    may be ``added``, and an activation ``outer`` applied to the whole: relu(γ_i ⊙ x_j + β_i), as in ``FiLMConv``
+    (Brockschmidt, "GNN-FiLM", 2020).
 
-    Sources bring C columns a group for everything that they have a part in, in their order, and so do targets. An
-    edge's term is added to what each factor is of, C columns a group for each; to nothing where something is ``added``.
+    For everything that they have a part in, sources bring C columns a group, in order, and so do targets. An edge's
+    term is added to each factor's argument, C columns a group for each; there is none if something is ``added``.
     """
 
     groups: int
@@ -164,12 +167,12 @@ class Product:
 
     @property
     def brought(self) -> tuple[Factor, ...]:
-        """The factors, and behind them what is added."""
+        """The factors, followed by what is added."""
         return self.factors if self.added is None else (*self.factors, self.added)
 
     @property
     def by_sources(self) -> int:
-        """Factors that sources have a part in, and what is added."""
+        """The factors and the added sum that sources have a part in."""
         return sum(factor.of_source for factor in self.brought)
 
     @property
@@ -197,7 +200,7 @@ class Product:
 
 
 def gated(groups: int) -> Product:
-    """That of ``ResGatedGraphConv``, to which sources bring query and value, targets the key."""
+    """The product of ``ResGatedGraphConv``, to which sources bring query and value, and targets the key."""
     return Product(groups, (Factor(Activation.SIGMOID), Factor(of_target=False)))
 
 

@@ -4,39 +4,38 @@
     s_ij = a_src_j + a_dst_i       e_ij = leaky(s_ij)       α_ij = exp(e_ij - lse_i)       Z_i = Σ_j α_ij m_ij z_j
 
 for an edge from source j to target i, for every head; m_ij is dropout's scale. As FlashAttention does (Dao et al.,
-NeurIPS 2022), the backward pass recomputes α from lse, the logarithm of the sum of exponentials, and needs one
-more number a row, D_i = dZ_i · Z_i:
+NeurIPS 2022), the backward pass recomputes α from lse, the logarithm of the sum of exponentials, and needs one more
+number a row, D_i = dZ_i · Z_i:
 
     dz_j     = Σ_i α_ij m_ij dZ_i
     da_src_j = Σ_i l_ij α_ij (m_ij dZ_i · z_j - D_i)        l_ij = leaky'(s_ij), 1 or the slope
     da_dst_i = Σ_j l_ij α_ij (m_ij dZ_i · z_j - D_i)
 
-The product with z_j leaves the sum over i, and that with dZ_i the sum over j, because a score is a sum of two
-scalars. So with weights α m l beside α m,
+The product with z_j leaves the sum over i, and that with dZ_i the sum over j, because a score is a sum of two scalars.
+So with weights α m l beside α m,
 
     da_src_j = z_j · Σ_i l_ij α_ij m_ij dZ_i - Σ_i l_ij α_ij D_i
     da_dst_i = dZ_i · Z'_i - D_i A'_i        Z'_i = Σ_j l_ij α_ij m_ij z_j,  A'_i = Σ_j l_ij α_ij
 
-Z' and A' come from the forward pass at the price of one more matrix kept, so that no second pull over in-edges is
-needed.
+Z' and A' come from the forward pass, which keeps one more matrix for them, so no second pull over in-edges is needed.
 
-Signed coefficients (Bo et al., "Beyond Low-frequency Information in Graph Convolutional Networks", AAAI 2021) are of no
-softmax, so that nothing is taken off for D_i: α_ij = tanh(s_ij), l_ij α_ij = 1 - α_ij².
+Signed coefficients (Bo et al., "Beyond Low-frequency Information in Graph Convolutional Networks", AAAI 2021) have no
+softmax, so there is no D_i to subtract: α_ij = tanh(s_ij), l_ij α_ij = 1 - α_ij².
 
-All that an edge needs of a row lies side by side, head after head, so that any group of whole heads is a slab:
+Everything an edge needs of a row lies side by side, head after head, so any group of whole heads is a slab:
 
     sources   z (C), a_src
     targets   a_dst, dZ (C), lse, D
     results   Z (C), lse, Z' (C), A' forward; dz (C), da_src backward
 
-A wide head is cut into slices of its channels, each a group of columns with scalars of its own, so that a slab may be
-narrower than a head. A score needs no channel: slices of a head have the same a_src, a_dst and lse. The products with D
-and with z_j are sums over channels, so every slice has its part of them, da_src and da_dst of its own, and what the
-head's are is the sum of its slices'. Each is computed in one way, whichever slices are in the slab beside it; but
-what is computed of an edge is computed once for the slices of a head that are.
+A wide head is cut into slices of its channels. Each slice is a group of columns with scalars of its own, so a slab may
+be narrower than a head. A score needs no channel: the slices of a head have the same a_src, a_dst and lse. The products
+with D and with z_j are sums over channels, so every slice has its own part of them, da_src and da_dst; the head's are
+the sums over its slices. Each slice is computed in the same way whatever slices share its slab, but an edge's weight is
+computed once for all slices of a head in the slab.
 
-Shapes: N rows of a pulled matrix, R rows of the tile, E edges of a piece, G groups of the slab: of H heads, T slices
-of each; C channels of a slice, K columns of a slice with its scalars.
+Shapes: N rows of a pulled matrix, R rows of the tile, E edges of a piece, G groups of the slab: of H heads, T slices of
+each; C channels of a slice, K columns of a slice with its scalars.
 """
 
 from dataclasses import dataclass
@@ -52,20 +51,20 @@ from ooc.kernels.tensors import pull
 from ooc.plan.workload import Direction
 
 SOURCE_SCALARS = 1
-"""Scalars of a group beside its channels, in what targets pull: a_src."""
+"""Scalars of a group beside its channels in what targets pull: a_src."""
 TARGET_SCALARS = 3
-"""And in what sources pull: a_dst, which comes first, lse and D."""
+"""Scalars of a group in what sources pull: a_dst, which comes first, lse and D."""
 
 
 def result_columns(channels: int, *, keep: bool) -> int:
-    """Columns of a group in what ``attend`` gives."""
+    """Return the columns of a group in the result of ``attend``."""
     return 2 * channels + 2 if keep else channels
 
 
 @dataclass(frozen=True, slots=True)
 class GatHeads:
-    """What the kernels know of a layer's heads: the groups of the slab, by their numbers among all of them. They are
-    heads, or ``slices`` of each. ``negative_slope``: None where coefficients are signed, of no softmax and one head."""
+    """What the kernels know of a layer's heads: the slab's groups, by their numbers among all groups. These are heads,
+    or ``slices`` of each. ``negative_slope``: None for signed coefficients, which have one head and no softmax."""
 
     groups: range
     negative_slope: float | None
@@ -74,11 +73,11 @@ class GatHeads:
 
     @property
     def together(self) -> int:
-        """How many groups of the slab, one set after the other, are slices of the same head."""
+        """How many successive groups of the slab are slices of the same head."""
         return gcd(self.groups.start, len(self.groups), self.slices)
 
     def dropped(self, piece: Piece, direction: Direction, weights_EH: list[Tensor]) -> list[Tensor]:
-        """What dropout leaves of coefficients of edges."""
+        """Apply dropout to the coefficients of edges."""
         if self.dropout is None:
             return weights_EH
         heads = [group // self.slices for group in self.groups[:: self.together]]
@@ -88,8 +87,8 @@ class GatHeads:
 
 
 def attend(gat: GatHeads, tile: TileEdges, *, source_NS: Tensor, a_dst_RG: Tensor, keep: bool) -> Tensor:
-    """Forward: targets pull z and a_src over in-edges → Z [R, G·C]; with ``keep`` what the backward pass needs beside
-    it, [R, G·(2C+2)]. lse is 0 where a row has no edges."""
+    """Forward: targets pull z and a_src over in-edges. Return Z [R, G·C]; with ``keep``, also what the backward pass
+    needs, [R, G·(2C+2)]. lse is 0 for a row without edges."""
     rows, slices = len(a_dst_RG), gat.together
     heads = len(gat.groups) // slices
     source_NHTK = source_NS.view(len(source_NS), heads, slices, -1)
@@ -117,7 +116,8 @@ def attend(gat: GatHeads, tile: TileEdges, *, source_NS: Tensor, a_dst_RG: Tenso
 
 
 def upstream(dz_RW: Tensor, kept_RK: Tensor, a_dst_RG: Tensor) -> tuple[Tensor, Tensor]:
-    """From the gradient of Z and what the forward pass kept: what sources pull [R, G·(C+3)], and da_dst [R, G]."""
+    """Return what sources pull [R, G·(C+3)], and da_dst [R, G], from the gradient of Z and what the forward pass
+    kept."""
     rows, groups = a_dst_RG.shape
     dz_RGC = dz_RW.reshape(rows, groups, -1)
     channels = dz_RGC.shape[2]
@@ -130,9 +130,9 @@ def upstream(dz_RW: Tensor, kept_RK: Tensor, a_dst_RG: Tensor) -> tuple[Tensor, 
 
 
 def pull_sources(gat: GatHeads, tile: TileEdges, *, target_NS: Tensor, source_RS: Tensor) -> Tensor:
-    """Backward: sources pull dZ with its scalars over out-edges → dz of the messages and da_src [R, G·(C+1)].
+    """Backward: sources pull dZ with its scalars over out-edges. Return dz of the messages and da_src [R, G·(C+1)].
 
-    What reaches z through a_src = z · att is not in dz: scores are row-wise functions of their own.
+    The gradient that reaches z through a_src = z · att is not in dz: scores are row-wise functions of their own.
     """
     rows, slices = len(source_RS), gat.together
     heads = len(gat.groups) // slices
@@ -160,7 +160,8 @@ def pull_sources(gat: GatHeads, tile: TileEdges, *, target_NS: Tensor, source_RS
 
 
 def _weighted(gat: GatHeads, piece: Piece, matrix_NHTK: Tensor, weights: list[Tensor]) -> list[Tensor]:
-    """Σ weight · neighbour's row over every row's edges, head by head [R, H, T, K], by each of some weights [E, H]."""
+    """Return Σ weight · neighbour's row over every row's edges, head by head [R, H, T, K], for each of several weights
+    [E, H]."""
     if gat.negative_slope is None:  # of one head, so that no row is copied
         one_head_NS = matrix_NHTK.view(len(matrix_NHTK), -1)
         sums = [pull(one_head_NS, piece.neighbours_E, piece.offsets_R1, weight_E1[:, 0]) for weight_E1 in weights]
@@ -171,8 +172,8 @@ def _weighted(gat: GatHeads, piece: Piece, matrix_NHTK: Tensor, weights: list[Te
 
 
 def _sloped(gat: GatHeads, values_EH: Tensor, score_EH: Tensor) -> Tensor:
-    """Values times the derivative of the leaky rectifier: 1 above zero, the slope elsewhere, as torch has it; l α of
-    signed coefficients, which the values are."""
+    """Return values times the derivative of the leaky rectifier (1 above zero, the slope elsewhere, as torch defines
+    it); or l α for signed coefficients, which the values are."""
     if gat.negative_slope is None:
         return torch.addcmul(torch.ones_like(values_EH), values_EH, values_EH, value=-1.0)
     sloped_EH: Tensor = torch.ops.aten.leaky_relu_backward.default(values_EH, score_EH, gat.negative_slope, False)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The largest of the neighbours' rows, column by column, and its gradient shared among ties as PyG shares it.
 
-PyG takes maxima by ``scatter_reduce_`` into zeros, without counting those zeros among the values. Its gradient
-goes in equal parts to all values that equal the maximum, but there the zeros do count: where a maximum is exactly
-0, which rectified values often give, one part more is made and lost. Ties are counted so here.
+PyG takes maxima by ``scatter_reduce_`` into zeros, without counting those zeros among the values. Its gradient goes in
+equal parts to all values that equal the maximum, but there the zeros do count. So if a maximum is exactly 0, as is
+common for rectified values, there is one more part, which is lost. Ties are counted in the same way here.
 
-Backward, a source pulls the maxima of the rows it points to and the gradient of each, already divided by its
-ties, and takes it wherever its own value is the maximum. Values must therefore be kept as they were compared. What
-belongs to a column lies side by side, so that any columns are a slab: maximum and ties, maximum and share.
+Backward, a source pulls the maxima of the rows it points to, and the gradient of each, already divided by its ties; it
+takes this share wherever its own value is the maximum. Values must therefore be kept as they were compared. A column's
+numbers lie side by side (maximum and ties, or maximum and share), so any columns are a slab.
 
 Shapes: N rows of a pulled matrix, R rows of the tile, E edges of a piece, W columns.
 """
@@ -19,8 +19,8 @@ from ooc.kernels.edges import TileEdges, pieces
 
 
 def pull_maxima(tile: TileEdges, source_NW: Tensor, *, keep: bool) -> Tensor:
-    """Forward: targets pull the largest value of every column over in-edges → [R, W], 0 in rows without edges; with
-    ``keep`` each with its ties beside it, into how many parts its gradient goes, at least 1 [R, W·2]."""
+    """Forward: targets pull the largest value of every column over in-edges. Return [R, W], 0 in rows without edges;
+    with ``keep``, each followed by its number of ties, at least 1, among which the gradient is divided [R, W·2]."""
     value_RW = source_NW.new_full((tile.rows, source_NW.shape[1]), -torch.inf)
     ties_RW = torch.zeros_like(value_RW)
     is_empty_R1 = torch.ones(tile.rows, 1, dtype=torch.bool)
@@ -42,13 +42,14 @@ def pull_maxima(tile: TileEdges, source_NW: Tensor, *, keep: bool) -> Tensor:
 
 
 def upstream(gradient_RW: Tensor, kept_RK: Tensor) -> Tensor:
-    """From the gradient of the maxima and what the forward pass kept: maximum and share of every column [R, W·2]."""
+    """Return maximum and share of every column [R, W·2], from the gradient of the maxima and what the forward pass
+    kept."""
     value_RW, ties_RW = kept_RK.view(*gradient_RW.shape, 2).unbind(2)
     return torch.stack((value_RW, gradient_RW / ties_RW), dim=2).view(len(gradient_RW), -1)
 
 
 def pull_sources(tile: TileEdges, *, target_NK: Tensor, source_RW: Tensor) -> Tensor:
-    """Backward: sources pull the shares of the maxima they equal over out-edges → [R, W]."""
+    """Backward: sources pull the shares of the maxima they equal over out-edges. Return [R, W]."""
     out_RW = torch.zeros_like(source_RW)
     for piece in pieces(tile, len(target_NK)):
         here = piece.rows

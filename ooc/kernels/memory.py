@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pulls that compute something for every edge take for a tile, results included: bounds for admission, and neither
-numba nor Triton needed.
+"""Bounds, for admission, on the memory that pulls take for a tile if they compute something for every edge; results
+included.
 
-Torch's operators make several matrices for the edges of a piece. Compiled loops make nothing for an edge: what is
-written of some dozens of a row's edges is the same for all rows. On a GPU a pull has beside its result a list of the
-parts of long rows (``cuda.segments``) and a workspace, a slot in the summing type for each of them. E edges make at
-most 2 · ⌊E / 512⌋ parts, so that a workspace is so much for every edge, and small beside what is pulled; one hub or a
-thousand makes no difference.
+Neither numba nor Triton is needed for them. Torch's operators make several matrices for the edges of a piece. Compiled
+loops make nothing for an edge: what is written for some dozens of a row's edges is reused for all rows. On a GPU, a
+pull has beside its result a list of the parts of long rows (``cuda.segments``), and a workspace with one slot in the
+summing type for each part. E edges make at most 2 · ⌊E / 512⌋ parts, so the workspace is bounded by a little for every
+edge, whether there is one hub or a thousand.
 """
 
 from typing import NamedTuple
@@ -15,23 +15,24 @@ from ooc.kernels.cuda.segments import EDGES_PER_SEGMENT
 from ooc.plan.workload import Parts
 
 EDGES = 64
-"""Of a row at a time in a loop: their neighbours' rows are read more than once, which takes no longer than once while
+"""Edges of a row that a loop takes at a time: their neighbours' rows are read more than once, which costs little while
 they are in the cache."""
 EVERY_EDGE = 1 << 62
-"""Edges at once: all of a tile, whatever their number."""
+"""All edges of a tile at once, whatever their number."""
 
 _FIXED_BYTES = 1 << 14
-"""Of a loop: which of a row's edges they are, registers of their terms, and what describes matrices to it."""
+"""Fixed bytes of a loop: which of a row's edges are taken, registers of their terms, and the descriptions of
+matrices."""
 _PART_BYTES = 16
-"""Of the list on a GPU, for each part: two numbers."""
+"""Bytes of each part in a GPU's list: two numbers."""
 
 
 class Bounds(NamedTuple):
-    """Bytes, of any of the pulls of one kind but for ``of_loop``.
+    """Bounds in bytes on any pull of one kind; ``of_loop`` has one for each of its pulls.
 
-    ``of_torch``: for every edge of a piece and every row of the tile, and for every row beside that. ``of_loop``: for
-    every row, forward and as sources and targets pull; ``loop_fixed`` beside. ``on_device``, a GPU: as ``of_torch``, of
-    every edge of the tile.
+    ``of_torch``: for every edge of a piece and every row of the tile, and for every row besides. ``of_loop``: for every
+    row, forward, as sources pull, and as targets pull; ``loop_fixed`` besides. ``on_device``: on a GPU, as ``of_torch``
+    with every edge of the tile.
     """
 
     of_torch: tuple[int, int]
@@ -41,26 +42,26 @@ class Bounds(NamedTuple):
 
 
 def sums(itemsize: int) -> Parts:
-    """How plain sums of numbers of ``itemsize`` bytes are made in parts on a GPU."""
+    """Return how a GPU makes plain sums of numbers of ``itemsize`` bytes in parts."""
     return Parts(EDGES_PER_SEGMENT, _summed(itemsize), _PART_BYTES)
 
 
 def maximum(*, columns: int, itemsize: int) -> Bounds:
-    """A maximum and its ties for every column; of torch's operators five matrices of the slab's width for the edges,
-    six for the rows."""
+    """Return the bounds for a maximum and its ties in every column. Torch's operators make five matrices of the slab's
+    width for the edges, and six for the rows."""
     both = 2 * columns * itemsize
     of_torch = 5 * columns * itemsize + columns + 48, 6 * columns * itemsize + columns + 32
     return Bounds(of_torch, (both,) * 3, _FIXED_BYTES + both, _on_device(2 * columns, 2 * columns, itemsize))
 
 
 def gat(*, heads: int, slices: int, channels: int, itemsize: int, dropout: bool, signed: bool = False) -> Bounds:
-    """``channels``: of each of a head's ``slices``. Forward is the largest pull: a group has two matrices of its
-    channels and three numbers.
+    """Return the bounds for GAT; ``channels`` is for each of a head's ``slices``. Forward is the largest pull: a group
+    has two matrices of its channels and three numbers.
 
-    Of torch's operators an edge of a piece has its neighbour, row and position (16 bytes at most each, the added
-    self-loop's copy included), up to six numbers for every head, and where coefficients are not ``signed`` its
-    neighbour's row, twice; dropout adds four counters of 8 bytes, twice. A row has four matrices of the slab's width at
-    most, and eight numbers and as many places a group.
+    With torch's operators, an edge of a piece has its neighbour, row and position (at most 16 bytes each, including the
+    added self-loop's copy), up to six numbers for every head, and, unless coefficients are ``signed``, two copies of
+    its neighbour's row. Dropout adds four counters of 8 bytes, twice. A row has at most four matrices of the slab's
+    width, and eight numbers and as many places for each group.
     """
     groups, columns = heads * slices, channels + 3
     numbers, copied = groups * (2 * channels + 3), 0 if signed else 2 * slices * columns
@@ -85,17 +86,18 @@ def messages(
     heads: int = 0,
     chained: int = 0,
 ) -> Bounds:
-    """Of an edge function: widths in columns, of all ``groups`` of a softmax together (0: a sum).
+    """Return the bounds for an edge function, with widths in columns for all ``groups`` of a softmax together (0: a
+    sum).
 
-    ``brought`` by a target, with what parameters add to it; ``packed`` is what sources pull of it, and ``pulled`` its
-    own gradient with that of the map. ``features`` of an edge make a ``term`` of so many columns; ``loop``: those of an
-    added self-loop, which a GPU first makes of those of all edges. ``heads`` that a compiled loop's softmax has (0:
-    every column has its own, or there is none). ``chained``: columns of a row where a softmax goes from type to type.
+    ``brought``: the target's own columns, with what parameters add to them; ``packed``: what sources pull of a target;
+    ``pulled``: the target's gradient with that of the map. The ``features`` of an edge make a ``term`` of that many
+    columns; ``loop``: those of an added self-loop, which a GPU first computes from all edges. ``heads`` of a compiled
+    loop's softmax (0: one for each column, or none). ``chained``: columns of a row if a softmax continues from edge
+    type to edge type.
 
-    Of torch's operators features are gathered and numbered to be summed, and a row has its part of the map's gradient,
-    which is put together with others', and a feature's columns beside it. In a loop the map is computed, put together
-    with its bias, and turned over. What makes nothing for an edge has of a row what it is given, and results that are
-    put together.
+    With torch's operators, features are gathered and numbered to be summed, and a row has its part of the map's
+    gradient, which is joined with others', beside one feature's columns. A loop computes the map, joins it with its
+    bias, and transposes it. A loop that makes nothing for an edge takes what a row is given, and its joined results.
     """
     per_edge = (2 * source + 2 * brought + 3 * message + 4 * groups) * itemsize + 200
     per_row = (2 * max(source, brought) + 5 * message + 6 * groups + chained) * itemsize + 32
@@ -119,15 +121,17 @@ def messages(
 
 
 def _on_device(slot: int, row: int, itemsize: int) -> tuple[int, int]:
-    """``slot``, ``row``: numbers of a slot, and of a row of the result, which may be rounded, in a copy, once more."""
+    """Return bounds for a GPU. ``slot``: numbers of a slot; ``row``: numbers of a row of the result, which may be
+    copied once more to be rounded."""
     return _parts_per_edge(slot * _summed(itemsize)), 2 * row * _summed(itemsize)
 
 
 def _parts_per_edge(slot_bytes: int) -> int:
-    """Bytes of the parts of long rows and their slots, for every edge; two parts for every 512 edges, at most."""
+    """Return the bytes of the parts of long rows and their slots for every edge: at most two parts for every 512
+    edges."""
     return -(-2 * (slot_bytes + _PART_BYTES) // EDGES_PER_SEGMENT)
 
 
 def _summed(itemsize: int) -> int:
-    """Bytes of the type that numbers of ``itemsize`` bytes are summed in."""
+    """Return the bytes of the type in which numbers of ``itemsize`` bytes are summed."""
     return max(4, itemsize)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The graph that some rows and their in-neighbours make: small enough to be run as a graph of its own.
+"""The graph of some rows and their in-neighbours, small enough to run an opaque layer on it as on a graph of its own.
 
-The rows are a tile's, or a run of them where the tile has many edges. Nodes are these rows, 0…R-1, and behind them
-their other in-neighbours, ascending; edges are those into the rows, in the store's order. Nodes behind the R-th have no
-edges into them, and nothing that a layer gives for them is of use. Where rows have no edges at all, which some layers
-fail on, there is one more node that has one.
+The rows are a tile's, or a run of them if the tile has many edges. Nodes are these rows, 0…R-1, followed by their other
+in-neighbours in ascending order. Edges are those into the rows, in the store's order. Nodes from R on have no edges
+into them, and what a layer gives for them is ignored. If rows have no edges at all, on which some layers fail, there is
+one more node with an edge.
 
 Shapes: N rows of the pulled matrix, R rows at hand, S other nodes, E edges, K features of an edge.
 """
@@ -21,18 +21,19 @@ from ooc.errors import StoreError
 from ooc.kernels.edges import TileEdges, highest_row
 
 EDGES_AT_ONCE = 32768
-"""A run's edges at most, where no single row has more: layers keep several messages' widths for every edge."""
+"""The most edges of a run, unless a single row has more: layers keep several messages for every edge."""
 EDGES_AT_ONCE_ON_DEVICE = 4 * EDGES_AT_ONCE
-"""The same on a device with memory of its own, to which every operator has to be sent."""
+"""The most edges of a run on a device with memory of its own, where every operator has to be launched."""
 PADDED_EDGE, PADDED_ROW = 2, 4
-"""How many places for an edge a run may have for each of its edges, and each of its rows, where rows are padded."""
+"""How many places for edges a run may have for each of its edges, and for each of its rows, if rows are padded."""
 
 
 @dataclass(frozen=True, slots=True)
 class BucketRows:
-    """Some rows of a matrix, which are all that a bucket of targets gathers from it: seen as if they were the matrix.
+    """Some rows of a matrix, which are all that a bucket of targets gathers from it, with the interface of the matrix.
 
-    Rows ``numbers_M``, ascending, int64, of a matrix of ``height`` rows: ``values_MC``, whose rows may lie apart.
+    It has the rows ``numbers_M``, ascending, int64, of a matrix of ``height`` rows: ``values_MC``, whose rows may be
+    strided.
     """
 
     height: int
@@ -40,18 +41,18 @@ class BucketRows:
     values_MC: Tensor
 
     def __len__(self) -> int:
-        """Rows of the matrix."""
+        """The rows of the matrix."""
         return self.height
 
     def __getitem__(self, rows: slice) -> Tensor:
-        """Consecutive rows, which must all be there."""
+        """Return consecutive rows, all of which must be there."""
         start, stop, _ = rows.indices(self.height)
         first = int(torch.searchsorted(self.numbers_M, start))
         self._check(self.numbers_M[first : first + stop - start], torch.arange(start, stop))
         return self.values_MC[first : first + stop - start]
 
     def index_select(self, dim: int, rows_S: Tensor) -> Tensor:
-        """Any rows, which must be there; as of the matrix."""
+        """Return any rows, which must be there, as a tensor does."""
         assert dim == 0
         places_S = torch.searchsorted(self.numbers_M, rows_S)
         if rows_S.shape[0]:
@@ -69,10 +70,10 @@ class BucketRows:
 
 @dataclass(frozen=True, slots=True)
 class Neighbourhood:
-    """``others_S``: the other nodes as rows of the pulled matrix; ``edge_index_2E`` counts the nodes of this
-    graph, int64, sources above targets. ``weight_E`` and ``features_EK`` are as the tile's, in the store's types.
-    ``stands_in``: the rows have no edges, and the other node is none of their in-neighbours. ``repeats_before``: of a
-    stretch of a row's edges, how many before it equal its first one."""
+    """The graph of a run. ``others_S``: the other nodes as rows of the pulled matrix; ``edge_index_2E``: int64 node
+    numbers of this graph, sources above targets; ``weight_E``, ``features_EK``: as the tile has them, in the store's
+    types. ``stands_in``: the rows have no edges, and the other node is not a real in-neighbour. ``repeats_before``: for
+    a stretch of a row's edges, how many edges before it equal its first one."""
 
     start: int
     rows: int
@@ -85,11 +86,11 @@ class Neighbourhood:
 
     @property
     def nbytes(self) -> int:
-        """Without what the edges carry."""
+        """Bytes without the data of the edges."""
         return self.others_S.nbytes + self.edge_index_2E.nbytes
 
     def with_copies(self) -> "Neighbourhood":
-        """The same with copies of what the edges carry, which may lie where something else will."""
+        """Return the graph with copies of the data of the edges, whose memory may be reused."""
         weight_E, features_EK = self.weight_E, self.features_EK
         if weight_E is None and features_EK is None:
             return self
@@ -97,7 +98,7 @@ class Neighbourhood:
         return replace(self, weight_E=weight_E, features_EK=features_EK)
 
     def gather(self, source_NC: Tensor | BucketRows) -> Tensor:
-        """The rows of the pulled matrix that are nodes here → [R + S, C]."""
+        """Return the rows of the pulled matrix that are nodes of this graph [R + S, C]."""
         own_RC = source_NC[self.start : self.start + self.rows]
         if not isinstance(source_NC, Tensor):
             return torch.cat((own_RC, source_NC.index_select(0, self.others_S)))
@@ -108,14 +109,14 @@ class Neighbourhood:
 
 
 def edges_at_once(place: torch.device) -> int:
-    """A run's edges where tensors are there."""
+    """Return the most edges of a run where tensors are on ``place``."""
     return EDGES_AT_ONCE if place.type == "cpu" else EDGES_AT_ONCE_ON_DEVICE
 
 
 def runs(tile: TileEdges, most: int | None = None, *, pads: bool = False) -> Iterator[TileEdges]:
-    """Its rows in order, as many together as have up to ``most`` edges, or one that has more. Where a tile is cut
-    depends on nothing but the tile and what kind of device computes. ``pads``: in each row there is room for as many
-    edges as any of them has, at most ``PADDED_EDGE`` for every edge and ``PADDED_ROW`` for every row of a run."""
+    """Yield the tile's rows in order, as many together as have up to ``most`` edges, or one row that has more. Where a
+    tile is cut depends only on the tile and the kind of device. ``pads``: every row has room for as many edges as the
+    longest one, so a run has at most ``PADDED_EDGE`` places for every edge and ``PADDED_ROW`` for every row."""
     cut = _runs(tile, most)
     yield from chain.from_iterable(map(_alike, cut)) if pads else cut
 
@@ -138,7 +139,7 @@ def _runs(tile: TileEdges, most: int | None) -> Iterator[TileEdges]:
 
 
 def _alike(tile: TileEdges) -> Iterator[TileEdges]:
-    """Rows of about as many edges."""
+    """Yield runs of rows with about as many edges each."""
     offsets = tile.offsets_R1.tolist()
     start = most = 0
     for row, (first, stop) in enumerate(pairwise(offsets)):
@@ -151,12 +152,12 @@ def _alike(tile: TileEdges) -> Iterator[TileEdges]:
 
 
 def _rows_of(tile: TileEdges, start: int, stop: int, edges: slice) -> TileEdges:
-    """Some of its rows, which have these edges."""
+    """Return some of the tile's rows, which have these edges."""
     return _with_edges(tile, edges, tile.offsets_R1[start : stop + 1] - edges.start, start)
 
 
 def _with_edges(tile: TileEdges, edges: slice | Tensor, offsets_R1: Tensor | None = None, start: int = 0) -> TileEdges:
-    """Some of its edges, of rows from the ``start``-th on."""
+    """Return some of the tile's edges, for its rows from ``start`` on."""
     return replace(
         tile,
         indices_E=tile.indices_E[edges],
@@ -168,8 +169,8 @@ def _with_edges(tile: TileEdges, edges: slice | Tensor, offsets_R1: Tensor | Non
 
 
 def present(row: TileEdges, rows: int) -> TileEdges:
-    """A tile of one row without its neighbours at or beyond ``rows``, which are its last ones. StoreError where they do
-    not ascend."""
+    """Return a tile of one row without its neighbours at or beyond ``rows``, which are the last ones. Raises StoreError
+    if neighbours do not ascend."""
     if bool((row.indices_E[1:] < row.indices_E[:-1]).any()):
         raise StoreError("neighbours of a row are not in ascending order; convert again")
     count = int(torch.searchsorted(row.indices_E, rows))
@@ -177,7 +178,8 @@ def present(row: TileEdges, rows: int) -> TileEdges:
 
 
 def stretches(row: TileEdges, most: int) -> Iterator[tuple[TileEdges, int]]:
-    """A tile of one row in stretches of ``most`` of its edges, and how many edges before each equal its first."""
+    """Yield a tile of one row in stretches of ``most`` of its edges, each with the number of edges before that equal
+    its first."""
     edges = row.indices_E.shape[0]
     for first in range(0, edges, most):
         last = min(edges, first + most)
@@ -187,8 +189,8 @@ def stretches(row: TileEdges, most: int) -> Iterator[tuple[TileEdges, int]]:
 
 
 def neighbourhood(tile: TileEdges, rows: int) -> Neighbourhood:
-    """That of a tile, or of a run of its rows; neighbours at or beyond ``rows``, the height of the pulled matrix, are
-    absent."""
+    """Return the graph of a tile, or of a run of its rows. Neighbours at or beyond ``rows``, the height of the pulled
+    matrix, are absent."""
     neighbours_E = tile.indices_E.long()
     counts_R = tile.offsets_R1.diff().long()
     rows_R = torch.arange(tile.rows, device=neighbours_E.device)
@@ -207,8 +209,8 @@ def neighbourhood(tile: TileEdges, rows: int) -> Neighbourhood:
 
 
 def _without_edges(tile: TileEdges) -> Neighbourhood:
-    """Rows that have no edges, and beside them the first of them once more, with an edge from the second: between
-    different rows where there are two, as differences of 0 have no gradient in some layers."""
+    """Return the graph of rows that have no edges. It has one more node, a copy of the first row, with an edge from the
+    second row: a difference of 0 between equal rows would have no gradient in some layers."""
     weight_E, features_EK, place = tile.weight_E, tile.features_EK, tile.indices_E.device
     edge_index_2E = torch.full((2, 1), tile.rows, device=place)
     if tile.rows > 1:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernels pull the rows that a tensor has: those of the device where it is.
+"""Which kernels pull a tensor's rows: those of the device it is on.
 
-Sums, attention, maxima and edge functions, with one signature on all devices. What comes between forward and backward
-is plain torch and the same everywhere (``maximum.upstream``, ``edge_function.upstream``) but for GAT's.
+Sums, attention, maxima and edge functions have one signature on all devices. The steps between forward and backward are
+plain torch and the same everywhere (``maximum.upstream``, ``edge_function.upstream``), except for GAT's.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,8 @@ from ooc.kernels.edges import TileEdges
 
 @dataclass(frozen=True, slots=True)
 class Pulls:
-    """What a kind of device pulls with, each with the signature of the CPU's function; ``loops``: features of added
-    self-loops that are made of those of other edges [R, K]."""
+    """The pulls of one kind of device, each with the signature of the CPU's function. ``loops``: features of added
+    self-loops that are made of other edges' features [R, K]."""
 
     sums: Callable[..., Tensor]
     attend: Callable[..., Tensor]
@@ -36,7 +36,7 @@ class Pulls:
 
 
 def _of(sums: Callable[..., Tensor], gat: Any, maximum: Any, edge_function: Any, loops: Callable[..., Tensor]) -> Pulls:
-    """Those of modules that name them alike."""
+    """Return the pulls of modules that use the same names."""
     return Pulls(
         sums,
         *(gat.attend, gat.upstream, gat.pull_sources),
@@ -47,7 +47,7 @@ def _of(sums: Callable[..., Tensor], gat: Any, maximum: Any, edge_function: Any,
 
 
 def of_torch() -> Pulls:
-    """Those that are torch's operators."""
+    """Return the pulls made of torch's operators."""
     return _of(aggregate.pull_tile, gat, maximum, edge_function, LoopFeatures.of)
 
 
@@ -72,7 +72,7 @@ def _of_cuda() -> Pulls:
 
 
 BY_DEVICE: dict[str, Callable[[], Pulls]] = {"cpu": _of_cpu, "cuda": _of_cuda}
-"""By torch's name of a kind of device."""
+"""The pulls of each kind of device, by torch's name of it."""
 
 
 def are_compiled() -> bool:
@@ -81,13 +81,13 @@ def are_compiled() -> bool:
 
 
 def rehearse(columns: int, dtype: torch.dtype) -> None:
-    """Have a sum of a row without edges, so that the loop that sums so many columns, if one does, is compiled before it
-    is timed."""
+    """Sum a row without edges, so that the loop for this many columns, if there is one, is compiled before it is
+    timed."""
     tile = TileEdges(torch.zeros(0, dtype=torch.int32), torch.zeros(2, dtype=torch.int32), 0, 1)
     source = torch.zeros(1, columns, dtype=dtype)
     pulls_for(source).sums(tile, source)
 
 
 def pulls_for(source: Tensor) -> Pulls:
-    """Those that take rows of ``source`` where it is."""
+    """Return the pulls for rows of ``source`` where it is."""
     return BY_DEVICE[source.device.type]()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of torch's optimizers for some rows of a matrix that is trained: a row's step depends on no other row.
+"""Steps of torch's optimizers for some rows of a trained matrix: the step of a row does not depend on other rows.
 
-To the bit what torch.optim makes of the whole matrix, in the order of its own operators (``foreach=False``). SparseAdam
-is given the rows that were looked up, which are all of them where the whole graph is trained. R rows, D columns.
+They give the same bits as torch.optim for the whole matrix, in the order of its own operators (``foreach=False``).
+SparseAdam is given the rows that were looked up, which are all rows when the whole graph is trained. R rows, D columns.
 """
 
 import math
@@ -34,14 +34,15 @@ _OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class RowOptimizer:
-    """torch's optimizer of this ``name``, one of ``NAMES``, with its ``options`` but for the learning rate."""
+    """torch's optimizer ``name``, one of ``NAMES``, with its ``options`` except the learning rate."""
 
     name: str
     options: Mapping[str, Any]
 
     @classmethod
     def of(cls, name: str, options: Mapping[str, Any]) -> "RowOptimizer":
-        """With torch's defaults for what is not among the ``options``; OptionError for what it does not take."""
+        """Return the optimizer with torch's defaults for missing ``options``. Raises OptionError for options it does
+        not have."""
         if name not in _KINDS:
             raise OptionError(f"an embedding's optimizer {name!r} is not one of {', '.join(NAMES)}")
         for option in options:
@@ -56,7 +57,7 @@ class RowOptimizer:
 
     @property
     def states(self) -> dict[str, float]:
-        """What it keeps of every number, by torch's names, and what that is at first."""
+        """The states it keeps for every number, by torch's names, with their initial values."""
         match self.name:
             case "adam" | "adamw" | "sparseadam":
                 return {"exp_avg": 0.0, "exp_avg_sq": 0.0}
@@ -68,7 +69,7 @@ class RowOptimizer:
     def step(
         self, rows_RD: Tensor, gradient_RD: Tensor, states: Sequence[Tensor], *, lr: float, number: int
     ) -> tuple[Tensor, list[Tensor]]:
-        """The rows and their states after step ``number``, from 1: new tensors."""
+        """Return the rows and their states after step ``number``, counted from 1, as new tensors."""
         options, rows, kept = self.options, rows_RD.clone(), [state.clone() for state in states]
         decay = options.get("weight_decay", 0)
         if self.name == "adamw":

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of which only the entries that are not zero are at hand (CSR), and their products with a weight.
+"""Sparse rows (CSR), stored without their zeros, and their products with a weight.
 
-A product is a sum of the weight's rows, as many as a row has entries; the weight's gradient is a sum of the rows'
-gradients for every column, once the entries lie column by column. Both are ``embedding_bag``, which adds a bag's terms
-in their order: results depend on the rows alone.
+A product is a sum of the weight's rows, one for each entry of a row. The weight's gradient is a sum of the rows'
+gradients for every column, once the entries are sorted by column. Both are ``embedding_bag``, which adds a bag's terms
+in order, so results depend on the rows alone.
 
 Shapes: R rows with E entries of F columns, O columns of a product, U columns that have an entry.
 """
@@ -18,17 +18,17 @@ from ooc.kernels.dropout.rows import keep_scale
 from ooc.kernels.tensors import pull, typed
 
 ENTRY_BYTES = 80
-"""That a tile takes for each of its entries besides the store's blocks: put together from several, in another type,
-dropped out of, sorted by column and brought into that order."""
+"""Bytes that a tile takes for each of its entries besides the store's blocks: joined, converted, dropped out of, sorted
+by column and brought into that order."""
 DRAWN_NUMBERS, DRAWN_BYTES = 1 << 17, 16
-"""Of dropout at a time, or those of a row, and what each takes."""
+"""How many numbers dropout draws at a time, at least those of a row, and the bytes each takes."""
 _RADIX_COLUMNS = 1 << 16  # Numbers of 16 bits are sorted in a fifth of the time.
 
 
 @dataclass(frozen=True, slots=True)
 class SparseRows:
-    """Where the entries of each row begin, counted from the first [R + 1], their columns [E], ascending within a row,
-    both int32 or int64, and values [E]; ``width``: F."""
+    """Where the entries of each row begin, counted from the first [R + 1], and their columns [E], ascending within a
+    row, both int32 or int64; the values [E]; ``width``: F."""
 
     offsets_R1: Tensor
     columns_E: Tensor
@@ -40,17 +40,17 @@ class SparseRows:
         return len(self.offsets_R1) - 1
 
     def typed(self, dtype: torch.dtype) -> "SparseRows":
-        """With values in ``dtype``."""
+        """Return the rows with values in ``dtype``."""
         return SparseRows(self.offsets_R1, self.columns_E, typed(self.values_E, dtype), self.width)
 
     def first(self, rows: int) -> "SparseRows":
-        """The first ``rows`` rows, or all."""
+        """Return the first ``rows`` rows, or all."""
         offsets_R1 = self.offsets_R1[: rows + 1]
         entries = int(offsets_R1[-1])
         return SparseRows(offsets_R1, self.columns_E[:entries], self.values_E[:entries], self.width)
 
     def dense(self) -> Tensor:
-        """[R, F], with the zeros; anywhere."""
+        """Return the rows with their zeros [R, F], on any device."""
         out_RF = self.values_E.new_zeros(self.rows, self.width)
         counts_R = self.offsets_R1.diff().long()
         rows_R = torch.arange(0, self.rows * self.width, self.width, device=out_RF.device)
@@ -60,11 +60,11 @@ class SparseRows:
         return out_RF
 
     def times(self, weight_FO: Tensor) -> Tensor:
-        """Rows · weight [R, O]."""
+        """Return rows · weight [R, O]."""
         return pull(weight_FO, self.columns_E, self.offsets_R1, self.values_E)
 
     def transposed_times(self, gradient_RO: Tensor) -> tuple[Tensor, Tensor]:
-        """Rowsᵀ · gradient: the columns that have entries [U], ascending, and their sums [U, O]."""
+        """Return rowsᵀ · gradient: the columns that have entries [U], ascending, and their sums [U, O]."""
         columns = self.columns_E.numpy()
         if not len(columns):
             return self.columns_E.long(), gradient_RO.new_empty(0, gradient_RO.shape[1])
@@ -79,7 +79,8 @@ class SparseRows:
         return torch.from_numpy(in_order[firsts].astype(np.int64)), sums_UO
 
     def dropped(self, seed: int, epoch: int, site: int, row_start: int, p: float) -> "SparseRows":
-        """After dropout of the dense rows, ``row_start`` and on, by the same masks; a few rows are drawn at a time."""
+        """Return the rows after dropout, with the masks of dense rows from ``row_start`` on; a few rows are drawn at a
+        time."""
         scale_E = torch.empty_like(self.values_E)
         at_once = max(1, DRAWN_NUMBERS // self.width)
         offsets = self.offsets_R1.numpy()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tiles ask of torch dozens of times, and mostly need not: types, shapes and rows that are right already.
+"""Small operations on tensors that tiles call dozens of times, and that mostly have nothing to do.
 
-Each of these takes torch a microsecond or two to find nothing to do, and only one thread at a time has the interpreter.
-Sums of rows by lists of their numbers, and numbers to try functions with. Bools as bits, eight a byte, the first one
-the highest: NumPy's ``packbits``, wherever the tensors are.
+Torch takes a microsecond or two to find that a type, shape or slice is right already, and only one thread at a time has
+the interpreter. Also here: sums of rows by lists of their numbers, numbers to try functions with, and bools as bits,
+eight a byte, the first one the highest (NumPy's ``packbits``), on any device.
 """
 
 from collections.abc import Sequence
@@ -14,43 +14,44 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _SUM = 0
-"""torch's number of that mode of ``embedding_bag``."""
+"""torch's number of the mode "sum" of ``embedding_bag``."""
 
 
 def typed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """``tensor`` in ``dtype``: itself, where it is."""
+    """Return ``tensor`` in ``dtype``: itself, if it is."""
     return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 def shaped(rows: Tensor, tail: Sequence[int]) -> Tensor:
-    """``rows`` [R, …] as [R, *tail], as many numbers a row: itself, where it is."""
+    """Return ``rows`` [R, …] as [R, *tail], with as many numbers a row: itself, if it is."""
     return rows if rows.shape[1:] == tail else rows.reshape(rows.shape[0], *tail)
 
 
 def fractions(numbers: Tensor) -> Tensor:
-    """Others between 0.1 and 0.9, for functions that are tried and give no number of any that is below 0 or above 1:
-    what is NaN tells nothing of what it depends on."""
+    """Return numbers between 0.1 and 0.9, to try functions that give NaN for numbers below 0 or above 1: NaN does not
+    tell what it depends on."""
     size = numbers.abs()
     return 0.1 + 0.8 * size / (1 + size)
 
 
 def first_rows(rows: Tensor, count: int) -> Tensor:
-    """The first ``count`` rows: all, where there are no more."""
+    """Return the first ``count`` rows, or all if there are no more."""
     return rows if rows.shape[0] <= count else rows[:count]
 
 
 def with_zeros(rows: Tensor, count: int) -> Tensor:
-    """``count`` rows: zeros behind those there are."""
+    """Return ``count`` rows, with zeros after those there are."""
     if rows.shape[0] >= count:
         return rows
     return F.pad(rows, [0, 0] * (rows.dim() - 1) + [0, count - rows.shape[0]])
 
 
 def pull(source_NW: Tensor, indices_E: Tensor, offsets_R1: Tensor, weight_E: Tensor | None = None) -> Tensor:
-    """Sum of ``source_NW[indices_E[offsets[i]:offsets[i+1]]]`` for each of R rows, each times its weight → [R, W].
+    """Return the sum of ``source_NW[indices_E[offsets[i]:offsets[i+1]]]`` for each of R rows, each times its weight [R,
+    W].
 
-    N nodes, W width of the slab, E edges of these rows, R rows; indices and offsets of one integer type, weights of
-    the source's (None: all 1). The result is of the source's type. RuntimeError for a neighbour that is none of the N.
+    N nodes, W width of the slab, E edges of these rows, R rows. Indices and offsets have one integer type; weights have
+    the source's (None: all 1), and so has the result. Raises RuntimeError for a neighbour that is not one of the N.
     """
     if indices_E.numel() == 0:
         return source_NW.new_zeros(offsets_R1.numel() - 1, source_NW.shape[1])
@@ -59,21 +60,21 @@ def pull(source_NW: Tensor, indices_E: Tensor, offsets_R1: Tensor, weight_E: Ten
 
 
 def largest_columns(rows_RC: Tensor) -> Tensor:
-    """Of each row the column of the largest number, the first of several; NaN is larger than all: int64 [R]."""
+    """Return the column of each row's largest number, the first of several; NaN is the largest: int64 [R]."""
     if rows_RC.device.type == "cpu" and rows_RC.dtype != torch.bfloat16:  # NumPy takes 0.2 to 0.7 of the time
         return torch.from_numpy(rows_RC.numpy().argmax(axis=1))
     return rows_RC.argmax(dim=1)
 
 
 def pack(bools_RC: Tensor) -> Tensor:
-    """Bools [R, C] as bits, uint8 [R, B], B = ⌈C/8⌉; those beyond C are 0."""
+    """Return bools [R, C] as bits, uint8 [R, B], B = ⌈C/8⌉; bits beyond C are 0."""
     if bools_RC.device.type == "cpu":  # NumPy is several times faster here
         return torch.from_numpy(np.packbits(bools_RC.numpy(), axis=1))
     return pack_by_torch(bools_RC)
 
 
 def unpack(bytes_RB: Tensor, columns: int) -> Tensor:
-    """What was packed, uint8 [R, C] of zeros and ones."""
+    """Return packed bits as uint8 [R, C] of zeros and ones."""
     if bytes_RB.device.type == "cpu":
         return torch.from_numpy(np.unpackbits(bytes_RB.numpy(), axis=1, count=columns))
     return unpack_by_torch(bytes_RB, columns)
@@ -92,12 +93,12 @@ def unpack_by_torch(bytes_RB: Tensor, columns: int) -> Tensor:
 
 
 def _places(like: Tensor) -> Tensor:
-    """How far each of eight bits is moved."""
+    """How far each of eight bits is shifted."""
     return torch.arange(7, -1, -1, dtype=torch.uint8, device=like.device)
 
 
 def gradients_of(outputs: Sequence[Tensor], wanted: Sequence[Tensor], above: Sequence[Tensor]) -> list[Tensor | None]:
-    """From the gradients of outputs to those of what they were computed from; None for what has no part in it."""
+    """Return the gradients of inputs from the gradients of outputs; None for an input without a part in them."""
     tracked = [(output, gradient) for output, gradient in zip(outputs, above, strict=True) if output.requires_grad]
     asked = [tensor for tensor in wanted if tensor.requires_grad]
     if not tracked or not asked:
