@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dropout whose masks depend on neither the cut of the rows nor the thread: of rows, of edges, inside opaque layers."""
+"""Dropout whose masks depend neither on how rows are cut nor on the thread: for rows, for edges, and inside opaque
+layers."""

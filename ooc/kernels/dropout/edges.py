@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dropout of attention coefficients: masks that an edge's source and its target draw alike.
+"""Dropout of attention coefficients, with masks that an edge's source and its target draw alike.
 
-Forward, targets pull over in-edges; backward, sources pull over out-edges. Neither knows where the other's lists
-hold an edge, so a mask is a pure function of what both know: seed, epoch, layer, head, the two rows, and how many
-edges between the same two rows come before (see ``Piece.repeats_E``). Where edges carry nothing, those between the
-same two rows have the same score and message, so it does not matter which of them a dropped one is. Where they have
-features, a store has them in the order of its source in both directions, so that both ends count alike.
+Forward, targets pull over in-edges; backward, sources pull over out-edges. Neither knows where the other's lists hold
+an edge. So a mask is a pure function of what both know: seed, epoch, layer, head, the two rows, and how many edges
+between the same two rows come before (see ``Piece.repeats_E``). If edges carry nothing, those between the same two rows
+have the same score and message, so it does not matter which of them is dropped. If they carry features, a store has
+them in the order of its source in both directions, so both ends count alike.
 
-The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), computed
-here on arrays, since NumPy's own only counts upwards. One value of the counter serves four heads.
+The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), computed here on
+arrays, since NumPy's own only counts upwards. One value of the counter serves four heads.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ HEADS_PER_COUNT = 4
 """32-bit numbers that Philox4x32 gives for one value of its counter."""
 
 UNSORTED = "neighbours of a row are not in ascending order, as dropout on edges needs; convert again"
-"""What is said of lists whose repeated edges cannot be told apart."""
+"""The message for lists whose repeated edges cannot be told apart."""
 
 _ROUNDS = 10
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
@@ -39,7 +39,7 @@ Rows = npt.NDArray[np.int64]
 
 
 def philox(counter: tuple[Words, Words, Words, Words], key: tuple[int, int]) -> tuple[Words, Words, Words, Words]:
-    """Philox4x32-10 of every element of ``counter``, four arrays of one shape."""
+    """Return Philox4x32-10 of every element of ``counter``, four arrays of one shape."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -53,7 +53,7 @@ def philox(counter: tuple[Words, Words, Words, Words], key: tuple[int, int]) -> 
 
 
 def key_of(*numbers: int) -> tuple[int, int]:
-    """The generator's key for draws that have these ``numbers``: the seed, and what tells them from one another."""
+    """Return the generator's key for ``numbers``: the seed, and what distinguishes these draws from others."""
     entropy = [number & (2**64 - 1) for number in numbers]
     first, second = np.random.SeedSequence(entropy).generate_state(2, np.uint32)
     return int(first), int(second)
@@ -61,7 +61,7 @@ def key_of(*numbers: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class EdgeDropout:
-    """Dropout of probability ``p`` on every edge and head of one layer in one epoch."""
+    """Dropout with probability ``p`` on every edge and head of one layer in one epoch."""
 
     p: float
     seed: int
@@ -69,10 +69,10 @@ class EdgeDropout:
     layer: int
 
     def scale(self, piece: Piece, direction: Direction, heads: range, dtype: torch.dtype) -> Tensor:
-        """[E, heads] to multiply coefficients by: 1 / (1 - p) where kept, 0 where dropped.
+        """Return the factors of coefficients [E, heads]: 1 / (1 - p) where kept, 0 where dropped.
 
-        ``direction``: whether the tile's rows are the targets (``IN``) or the sources of its edges. ``heads`` are
-        numbers among all heads of the layer, so that they may be computed in groups.
+        ``direction``: whether the tile's rows are the targets (``IN``) or the sources of its edges. ``heads``: numbers
+        among all heads of the layer, which may be computed in groups.
         """
         _check_order(piece)
         own = piece.row_E.add(piece.tile_start + piece.start).numpy()
@@ -82,7 +82,8 @@ class EdgeDropout:
         return keep.to(dtype).mul_(self.kept_scale)
 
     def keep(self, target: Rows, source: Rows, repeats: Words, heads: range) -> Tensor:
-        """Bool [E, heads]: which are kept, of edges between these rows [E], of which so many are before each one."""
+        """Return, as bool [E, heads], which coefficients are kept, for edges between these rows [E] with this many
+        repeats before each."""
         high = ((target >> 32) << 8 | (source >> 32)) << 16
         threshold = np.uint32(self.threshold)
         keep = np.empty((len(target), len(heads)), dtype=np.bool_)
@@ -97,12 +98,12 @@ class EdgeDropout:
 
     @property
     def threshold(self) -> int:
-        """Below which of the generator's 32-bit numbers a coefficient is dropped."""
+        """A coefficient is dropped if its 32-bit random number is below this."""
         return min(round(self.p * 2**32), _LOW)
 
     @property
     def kept_scale(self) -> float:
-        """What the others are multiplied by."""
+        """The factor of coefficients that are kept."""
         return 0.0 if self.p == 1.0 else 1.0 / (1.0 - self.p)
 
     @property
@@ -112,15 +113,15 @@ class EdgeDropout:
 
 
 def keep_edges(dropout: EdgeDropout, targets_E: Tensor, sources_E: Tensor, repeats_E: Tensor, columns: int) -> Tensor:
-    """Bool [E, columns], by the CPU: which entries are kept for edges between these rows of the store, E of them in no
-    order, each of which ``repeats_E`` before it have the same two ends; all int64. A node is the edge from it to
-    itself."""
+    """Return, as bool [E, columns] computed on the CPU, which entries are kept for E edges in any order between these
+    rows of the store. ``repeats_E``: how many edges before each have the same two ends; all int64. A node counts as the
+    edge from it to itself."""
     rows = targets_E.numpy(), sources_E.numpy(), repeats_E.numpy().astype(np.uint32)
     return dropout.keep(*rows, range(columns))
 
 
 def _check_order(piece: Piece) -> None:
-    """Repeated edges are told apart by their place among equals, which needs equals side by side."""
+    """Check that equal neighbours are side by side, as repeated edges are told apart by their place among equals."""
     falls = piece.neighbours_E[1:] < piece.neighbours_E[:-1]
     falls &= piece.row_E[1:] == piece.row_E[:-1]
     if piece.has_added:

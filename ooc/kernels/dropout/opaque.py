@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dropout inside of an opaque layer: masks that do not depend on which rows it is run on.
+"""Dropout inside an opaque layer, with masks that do not depend on which rows the layer is run on.
 
-Such a layer calls ``F.dropout`` itself, forward and once more backward, on the graph around a tile's rows, in which a
-node has another number than in the next tile's. So the call is caught on its way into torch, and entries are dropped by
-who they belong to: to a node, by its row of the store, or to an edge, by the rows of both ends and how many edges
-between these come before it. That is what coefficients of attention are dropped by (``kernels.edge_dropout``), and a
-node counts as the edge from it to itself.
+Such a layer calls ``F.dropout`` itself, forward and again backward, on the graph around a tile's rows, in which a node
+has another number than in the next tile's. So the call is intercepted on its way into torch, and entries are dropped by
+what they belong to: a node, by its row of the store, or an edge, by the rows of both ends and how many edges between
+these come before it. Coefficients of attention are dropped in the same way (``kernels.edge_dropout``), and a node
+counts as the edge from it to itself.
 
-What a call drops from is told by how many rows it has, on a graph on which these numbers are all different
-(``ooc.model.layers.conformance``), and is the same in every later run. On a GPU a program of its own draws the same
+What a call's tensor has rows for is told by its number of rows, on a graph on which these numbers are all different
+(``ooc.model.layers.conformance``); it is the same in every later run. On a GPU a program of its own draws the same
 numbers (``ooc.kernels.cuda.dropout``).
 """
 
@@ -29,7 +29,8 @@ from ooc.kernels.neighbourhood import Neighbourhood
 _DROPOUT = F.dropout
 _MOST_COLUMNS = HEADS_PER_COUNT << 16
 _MASK_BYTES = 96
-"""Of a row while the CPU draws its mask: the generator's words; beside a byte a column, and what torch makes."""
+"""Bytes of a row while the CPU draws its mask: the generator's words, beside a byte a column and torch's own
+results."""
 
 
 def _drawn_by_cuda(*draw: Any) -> Tensor:
@@ -40,16 +41,16 @@ def _drawn_by_cuda(*draw: Any) -> Tensor:
 
 BY_DEVICE: dict[str, Callable[[EdgeDropout, Tensor, Tensor, Tensor, int], Tensor]]
 BY_DEVICE = {"cpu": keep_edges, "cuda": _drawn_by_cuda}
-"""By torch's name of a kind of device: which entries are kept, where the rows are."""
+"""Functions that tell which entries are kept, by torch's name of the kind of device the rows are on."""
 
 
 class DroppedRows(Enum):
-    """What a tensor inside of a layer has a row for."""
+    """What a tensor inside a layer has a row for."""
 
     NODES = "nodes"
     SOURCES = "sources"
     TARGETS = "targets"
-    """The last two where nodes are of two types."""
+    """These last two exist where nodes are of two types."""
     EDGES = "edges"
     OTHER_EDGES = "edges but self-loops"
     EDGES_AND_LOOPS = "edges, then a self-loop of every node"
@@ -64,7 +65,7 @@ _OF_ONE_TYPE = tuple(rows for rows in DroppedRows if rows not in OF_NODES[1:])
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """One call of ``F.dropout``: what it drops from, and into how many ``columns`` its rows unfold."""
+    """One call of ``F.dropout``: what its tensor has rows for, and how many ``columns`` these have when flattened."""
 
     rows: DroppedRows
     columns: int
@@ -76,11 +77,11 @@ class Dropped:
 
 
 Draws = Callable[[int, float], EdgeDropout]
-"""By the call's number from 0 and its probability: how it drops."""
+"""A function of the call's number, from 0, and its probability, that returns how the call drops."""
 
 
 class _CaughtDropout(TorchFunctionMode):
-    """In here, ``F.dropout`` is ``_drop``."""
+    """A mode in which ``F.dropout`` is ``_drop``."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -92,8 +93,8 @@ class _CaughtDropout(TorchFunctionMode):
 
 
 class InnerDropout(_CaughtDropout):
-    """In here, the k-th ``F.dropout`` that drops anything of what layer ``where`` computes on ``near`` is ``calls[k]``
-    and drops as ``draws`` says. Any other use of it raises ModelError."""
+    """A mode in which the k-th effective ``F.dropout`` of layer ``where`` on ``near`` must be ``calls[k]``, and drops
+    as ``draws`` says. Any other use of it raises ModelError."""
 
     def __init__(self, near: Neighbourhood, calls: Sequence[Dropped], draws: Draws, where: str) -> None:
         super().__init__()
@@ -122,9 +123,9 @@ class InnerDropout(_CaughtDropout):
 
 
 class Discovery(_CaughtDropout):
-    """Finds the ``calls`` of ``F.dropout`` in here that drop anything; lets all values through. ``near``: a graph on
-    which all ``DroppedRows`` are of different numbers; other nodes than its rows are those of another type.
-    ``other_shapes``: of what has no row for each of any of them."""
+    """A mode that finds the effective ``calls`` of ``F.dropout`` and lets all values through. ``near``: a graph on
+    which all ``DroppedRows`` have different numbers, and nodes beside its rows are of another type. ``other_shapes``:
+    tensors that have no row for any of them."""
 
     def __init__(self, near: Neighbourhood) -> None:
         super().__init__()
@@ -146,7 +147,7 @@ class Discovery(_CaughtDropout):
 
 
 def ends_of(rows: DroppedRows, near: Neighbourhood) -> tuple[Tensor, Tensor]:
-    """Target and source, rows of the store, of everything that has a row."""
+    """Return target and source, as rows of the store, of everything that has a row."""
     own_R = torch.arange(near.start, near.start + near.rows, device=near.others_S.device)
     nodes = torch.cat((own_R, near.others_S))
     sources, targets = nodes[near.edge_index_2E]
@@ -163,7 +164,8 @@ def ends_of(rows: DroppedRows, near: Neighbourhood) -> tuple[Tensor, Tensor]:
 
 
 def _repeats(rows: DroppedRows, near: Neighbourhood, targets_E: Tensor, sources_E: Tensor) -> Tensor:
-    """How many before each one have the same two ends; of a stretch of a row's edges, those before it among them."""
+    """Return how many edges before each one have the same two ends; for a stretch of a row's edges, including those
+    before it."""
     order_E = sources_E.argsort(stable=True)
     order_E = order_E[targets_E[order_E].argsort(stable=True)]
     ends_2E = torch.stack((targets_E, sources_E))[:, order_E]

@@ -2,8 +2,8 @@
 """Dropout and noise of rows, with numbers that do not depend on how the rows are cut into tiles.
 
 The generator is NumPy's Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), a pure function
-of a key, (seed, epoch, layer), and a counter. Every row has its own range of counters, so any rows can be drawn
-anywhere, in any order, and drawn again in the backward pass, and always come out the same; a GPU draws the same numbers
+of a key, (seed, epoch, layer), and a counter. Every row has its own range of counters. So any rows can be drawn
+anywhere, in any order, and again in the backward pass, with the same numbers. A GPU draws the same numbers
 (``ooc.kernels.cuda.dropout``).
 """
 
@@ -21,8 +21,8 @@ _DRAWS_PER_COUNT = 8
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Dropout of probability ``p`` from row ``row_start`` on. ``layer`` 0 is dropout on the input features, ``k`` the
-    k-th dropout of the model, in the order of its forward."""
+    """Dropout with probability ``p`` from row ``row_start`` on. ``layer`` 0 is dropout on the input features, ``k`` the
+    k-th dropout of the model in the order of its forward."""
 
     seed: int
     epoch: int
@@ -32,20 +32,20 @@ class Draw:
 
     @property
     def key(self) -> int:
-        """The generator's, of 128 bits."""
+        """The generator's key, of 128 bits."""
         return (self.seed & (2**64 - 1)) | (self.epoch & (2**48 - 1)) << 64 | (self.layer & (2**16 - 1)) << 112
 
     @property
     def threshold(self) -> int:
-        """Below which of the 32-bit numbers an entry is dropped."""
+        """An entry is dropped if its 32-bit random number is below this."""
         return min(round(self.p * 2**32), 2**32 - 1)
 
     def mask(self, rows: int, columns: int) -> Tensor:
-        """Bool [rows, columns], on the CPU: which entries are kept."""
+        """Return, as bool [rows, columns] on the CPU, which entries are kept."""
         return torch.from_numpy(self._numbers(rows, columns) >= np.uint32(self.threshold))
 
     def _numbers(self, rows: int, columns: int) -> npt.NDArray[np.uint32]:
-        """Uniform 32-bit numbers [rows, columns], the same for a row whatever rows are drawn with it."""
+        """Return uniform 32-bit numbers [rows, columns], the same for a row whatever rows are drawn with it."""
         counts = -(-columns // _DRAWS_PER_COUNT)
         # The full range of 64 bits is the raw stream; unlike random_raw, this way of asking for it frees the
         # interpreter.
@@ -65,18 +65,19 @@ def _drawn_by_cuda(draw: Draw, like: Tensor) -> Tensor:
 
 
 BY_DEVICE: dict[str, Callable[[Draw, Tensor], Tensor]] = {"cpu": _drawn_on_host, "cuda": _drawn_by_cuda}
-"""By torch's name of a kind of device: bool, of the shape of a matrix and where it is, which entries are kept."""
+"""Functions that tell, as bool of the shape of a matrix and where it is, which entries are kept, by torch's name of the
+kind of device."""
 
 
 def keep_scale(seed: int, epoch: int, layer: int, row_start: int, like: Tensor, p: float) -> Tensor:
-    """What to multiply rows ``row_start``… by: 1 / (1 - p) where kept, 0 where dropped. Shape, dtype and place of
-    ``like``; on a device whether they are kept, in a fourth of the memory, which ``dropped`` takes as well."""
+    """Return the factors of rows ``row_start``…: 1 / (1 - p) where kept, 0 where dropped, with shape, dtype and place
+    of ``like``. On a device, return whether they are kept, in a fourth of the memory; ``dropped`` accepts both."""
     keep = BY_DEVICE[like.device.type](Draw(seed, epoch, layer, row_start, p), like)
     return keep.to(like.dtype).mul_(1.0 / (1.0 - p)) if like.device.type == "cpu" else keep
 
 
 def dropped(rows: Tensor, scale: Tensor, p: float) -> Tensor:
-    """``rows`` times ``keep_scale``."""
+    """Return ``rows`` times ``keep_scale``."""
     if scale.dtype != torch.bool:
         return rows * scale
     found: Tensor = torch.ops.aten.native_dropout_backward.default(rows, scale, 1.0 / (1.0 - p))
@@ -84,8 +85,9 @@ def dropped(rows: Tensor, scale: Tensor, p: float) -> Tensor:
 
 
 def noise(seed: int, epoch: int, layer: int, row_start: int, like: Tensor) -> Tensor:
-    """Normal numbers of mean 0 and variance 1 for rows ``row_start``…, two uniform ones for each (Box and Muller, "A
-    note on the generation of random normal deviates", 1958). Shape, dtype and place of ``like``; drawn on the host."""
+    """Return normal numbers of mean 0 and variance 1 for rows ``row_start``…, each from two uniform ones (Box and
+    Muller, "A note on the generation of random normal deviates", 1958), with shape, dtype and place of ``like``; drawn
+    on the host."""
     rows, columns = like.shape
     uniform = (Draw(seed, epoch, layer, row_start, 0.0)._numbers(rows, 2 * columns) + 0.5) / 2.0**32
     found = np.sqrt(-2.0 * np.log(uniform[:, :columns])) * np.cos(2.0 * np.pi * uniform[:, columns:])

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums and extremes over the edges of one row that come piece by piece, caught as a layer of unknown insides asks torch
-for them.
+"""Sums and extremes over the edges of one row that come in pieces, caught when an opaque layer calls torch for them.
 
-A layer adds up by those of torch's operators that do so by an index, or by a sparse product over edges
-(``kernels.pieces.reductions``), itself or in PyG's aggregations, softmaxes and degrees. Run on a piece of a row's
-edges, each of these calls gets a part of what belongs to the row: it is added to a running total, and once that is
-complete, a later run is given it. A call that depends on another one's total has a higher ``level``: a softmax takes
-one run over all pieces for the largest score, one for the sum, one for what it weighs. A piece's graph is the row, node
-0, with in-neighbours that have no edges of their own (``kernels.neighbourhood``). What is selected from entries by
-their order (``kernels.pieces.selections``) is such a call, too; of quantiles, whose entries are counted, it takes
-several runs of its level.
+A layer reduces by torch's operators that work by an index, or by a sparse product over edges
+(``kernels.pieces.reductions``), itself or in PyG's aggregations, softmaxes and degrees. When it runs on a piece of a
+row's edges, each of these calls gets a part of what belongs to the row. The part is added to a running total; once that
+is complete, a later run is given the total. A call that depends on another one's total has a higher ``level``: a
+softmax takes one run over all pieces for the largest score, one for the sum, one for what it weights. A piece's graph
+is the row, node 0, with in-neighbours that have no edges of their own (``kernels.neighbourhood``). Selecting entries by
+their order (``kernels.pieces.selections``) is such a call, too; quantiles, which count their entries, take several runs
+of their level.
 
-Backward, each call is differentiated by itself: what flows back to its total is known without the other edges.
+Backward, each call is differentiated by itself: the gradient of its total is known without the other edges.
 
 Shapes: E edges of a piece, S nodes of its graph, X whatever a call's rows are.
 """
@@ -33,7 +32,7 @@ from ooc.kernels.pieces.selections import Selecting, Selection, selected_of_rows
 
 
 class Kind(Enum):
-    """What becomes of a row's entries, by torch's name."""
+    """How a row's entries are reduced, by torch's name."""
 
     SUM = "sum"
     HIGHEST = "amax"
@@ -47,8 +46,8 @@ _EXTREMES = (Kind.HIGHEST, Kind.LOWEST)
 
 @dataclass(frozen=True, slots=True)
 class CaughtSum:
-    """One call: what it makes of what a tensor has a row for, the run in which its total is found, from 1, and what its
-    running total takes beside numbers of a row."""
+    """One call that reduces: its kind, what its tensor has rows for, the run in which its total is found, from 1, and
+    the bytes its running total takes beside a row's numbers."""
 
     kind: Kind
     rows: DroppedRows
@@ -57,9 +56,9 @@ class CaughtSum:
 
 
 class Total:
-    """What one call makes of those of a row's entries that there have been: ``value``, and ``beside`` it how many of
-    them are the extreme or, of a product, which is that of the others, zero. ``gradient``: what flows back to it, and
-    ``leaf`` what is differentiated by."""
+    """The running total of one call: ``value``, and ``beside`` it the number of entries that are the extreme, or, for a
+    product (of the other entries), of zeros. ``gradient``: the gradient of the total; ``leaf``: the tensor it is
+    differentiated by."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
@@ -72,7 +71,7 @@ class Total:
         self._selection: Selection | None = None
 
     def add(self, part_EX: Tensor) -> None:
-        """Some more entries."""
+        """Add some more entries."""
         if not len(part_EX):
             return
         match self.kind:
@@ -99,7 +98,7 @@ class Total:
                 self._selection.add(part_EX)
 
     def end_run(self) -> bool:
-        """To be called when all entries have been added; whether they are to be added once more."""
+        """End a run over all entries; return whether they must be added once more."""
         if self._selection is None or self.value is not None:
             return False
         if self._selection.end_run():
@@ -108,13 +107,14 @@ class Total:
         return False
 
     def begin_backward(self) -> None:
-        """Nothing more is added: from here on what uses it is differentiated."""
+        """Begin the backward pass: nothing more is added, and uses of the total are differentiated from here on."""
         self.gradient = self._shares = None
         if self.value is not None and self.value.is_floating_point():
             self.leaf = self._whole(self.value).detach().requires_grad_()
 
     def onto(self, into_1X: Tensor, *, includes: bool = False) -> Tensor:
-        """The row that was ``into`` with all entries; whether an extreme ``includes`` what it was."""
+        """Return the row, ``into`` before, with all entries. ``includes``: an extreme counts the value that was there,
+        too."""
         if self.value is None:
             return into_1X
         value = self._whole(self.value) if self.leaf is None else self.leaf
@@ -131,7 +131,7 @@ class Total:
                 return into_1X.clone() * value  # into is written to, which autograd must not find changed
 
     def _with_own(self, value_1X: Tensor, into_1X: Tensor) -> Tensor:
-        """The more extreme of the two; where they are equal, ``into`` gets a share of the gradient as torch has it."""
+        """Return the more extreme of the two. If they are equal, ``into`` gets a share of the gradient as in torch."""
         is_beyond_1X = into_1X > value_1X if self.kind is Kind.HIGHEST else into_1X < value_1X
         found_1X = torch.where(is_beyond_1X, into_1X, value_1X)
         if self._shares is not None and into_1X.requires_grad:
@@ -139,7 +139,7 @@ class Total:
         return found_1X
 
     def spread(self, part_EX: Tensor) -> Tensor:
-        """From its gradient to that of some of the entries."""
+        """Return the gradient of some of the entries, from that of the total."""
         assert self.gradient is not None and self.value is not None
         match self.kind:
             case Kind.SUM:
@@ -163,8 +163,8 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """What one call is given: ``rows``, each for the row of ``into`` of its number. ``includes``: whether an extreme is
-    that of what was there, too; ``selecting``: what is to be selected."""
+    """What one call is given: ``rows``, each reduced into the row of ``into`` of its number. ``includes``: an extreme
+    counts the value that was there, too; ``selecting``: what is to be selected."""
 
     kind: Kind
     into: Tensor
@@ -175,11 +175,11 @@ class _Entries:
 
 
 class AllCaught(Exception):
-    """Everything that a run was for is known: nobody needs the rest of it."""
+    """Raised to end a run when everything it was for is known."""
 
 
 class _Catching(TorchFunctionMode):
-    """In here, what adds rows up by an index is ``_reduced``."""
+    """A mode in which calls that reduce rows by an index are replaced by ``_reduced``."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -207,7 +207,7 @@ class _Catching(TorchFunctionMode):
         return asked.into.copy_(result) if asked.in_place else result
 
     def _mean(self, asked: Reduction, into: Tensor, rows: Tensor) -> Tensor:
-        """By a sum and how many there are."""
+        """Return a mean, from a sum and a count."""
         ones = rows.new_ones(len(rows), *[1] * (rows.dim() - 1))
         there = ones.new_full((len(into), *ones.shape[1:]), float(asked.includes))
         total = self._sum(into if asked.includes else torch.zeros_like(into), asked.numbers_E, rows)
@@ -219,7 +219,7 @@ class _Catching(TorchFunctionMode):
         return into.index_add(0, numbers_E, rows) if found is None else found
 
     def _product(self, left: Tensor, right_SC: Tensor) -> Tensor | None:
-        """With a sparse matrix that has a weight for every edge, in the row of its target."""
+        """Return the product with a sparse matrix that has a weight for every edge, in the row of its target."""
         if not isinstance(left, Tensor) or left.layout is not torch.sparse_coo or right_SC.dim() != 2:
             return None
         targets_E, sources_E = left._indices()
@@ -227,7 +227,7 @@ class _Catching(TorchFunctionMode):
         return self._reduced(_Entries(Kind.SUM, into, targets_E, left._values()[:, None] * right_SC[sources_E]))
 
     def _reduced(self, given: _Entries) -> Tensor | None:
-        """What is to be given instead; None: what the call gives by itself."""
+        """Return the result to be given instead of the call's, or None for the call's own."""
         raise NotImplementedError
 
 
@@ -238,16 +238,16 @@ _TOGETHER_NAMES = (
 _TOGETHER = {
     getattr(where, name): f"torch.{name}" for name in _TOGETHER_NAMES.split() for where in (torch, torch.Tensor)
 }
-"""What looks at all that it is given at once."""
+"""Functions that need all of their entries at once."""
 _NAMES = {"mean", *(kind.value for kind in Kind if kind is not Kind.SELECTION)}
 
 
 class Finding(_Catching):
-    """Notes the calls: ``found`` what they are, and of what a row for each (None: of nothing that is known, or not
-    added to the edges' targets); ``given`` the numbers that they get, ``held_bytes`` as of a ``CaughtSum``. ``near``: a
-    graph on which all ``DroppedRows`` are of different numbers. ``changed``: of which call the result is to be another
-    one, half as much again and ``by`` so much more. ``together``: other functions that look at all that they are given
-    at once, of as many rows as there are edges or more."""
+    """A mode that records the calls. ``found``: their kinds and what their rows stand for (None: nothing known, or rows
+    not added to the edges' targets); ``given``: the numbers they get; ``held_bytes``: as in ``CaughtSum``. ``near``: a
+    graph with a different number of each of ``DroppedRows``. ``changed``: the call whose result is to be changed, to
+    half as much again plus ``by``. ``together``: other functions that need all their entries at once, for at least as
+    many rows as there are edges."""
 
     def __init__(self, near: Neighbourhood, changed: int | None = None, by: float = 0.0) -> None:
         super().__init__()
@@ -284,9 +284,9 @@ class Finding(_Catching):
 
 @dataclass(eq=False)
 class Catching(_Catching):
-    """While a layer runs on a piece, ``near``: calls of a level below ``level`` give their totals, all hand their
-    entries to ``take``, and that of number ``last`` ends it by AllCaught. ``is_first``: of the row's pieces, the one
-    whose added self-loop counts. ``where`` is the layer."""
+    """A mode while a layer runs on a piece, ``near``. Calls of a level below ``level`` return their totals; all pass
+    their entries to ``take``, and call number ``last`` ends the run with AllCaught. ``is_first``: this is the row's
+    piece in which an added self-loop counts. ``where`` is the layer."""
 
     where: str
     near: Neighbourhood
@@ -326,7 +326,7 @@ class Catching(_Catching):
         return torch.cat((own, rest))
 
     def check(self) -> None:
-        """ModelError unless all calls have been made."""
+        """Raise ModelError unless all calls have been made."""
         if self.done < len(self.calls):
             raise self._refusal()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch is asked to add up by an index, or to reduce otherwise, by whichever of its operators.
+"""Recognise torch's operators that add rows up by an index, or reduce them otherwise.
 
 Shapes: E rows that are reduced to R.
 """
@@ -25,12 +25,12 @@ _GIVEN: dict[Any, tuple[str, ...]] = {
     **dict.fromkeys((_OF.index_reduce, _OF.index_reduce_, torch.index_reduce), _REDUCE),
     **dict.fromkeys((_OF.index_put, _OF.index_put_, torch.index_put, torch.index_put_), _PUT),
 }
-"""The names of what each is given, in order."""
+"""The argument names of each operator, in order."""
 _OF_NOTHING = {"sum": 0.0, "prod": 1.0, "amax": -torch.inf, "amin": torch.inf, "mean": torch.nan}
-"""What segments without rows are reduced to."""
+"""The result for segments without rows."""
 _IN_PLACE = {_OF.scatter_add_, _OF.scatter_reduce_, _OF.index_add_, _OF.index_reduce_, _OF.index_put_, torch.index_put_}
 PRODUCTS = {torch.matmul, torch.mm, _OF.matmul, _OF.mm, _OF.__matmul__, torch.sparse.mm, torch.smm, torch.spmm}
-"""Of matrices, of which the first may be sparse."""
+"""Products of matrices, of which the first may be sparse."""
 
 
 REDUCTIONS = (torch.segment_reduce, *_GIVEN)
@@ -38,8 +38,8 @@ REDUCTIONS = (torch.segment_reduce, *_GIVEN)
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """Rows along ``dim``, one for each of ``numbers_E``, which are added to that row of ``into``, or reduced with it by
-    torch's ``name``. ``includes``: what was there counts, too, where there are others; ``in_place``: ``into`` is
+    """Rows along ``dim``, one for each of ``numbers_E``, that are added to that row of ``into``, or reduced with it by
+    torch's ``name``. ``includes``: the value that was there counts, even if there are others; ``in_place``: ``into`` is
     written to."""
 
     name: str
@@ -52,7 +52,7 @@ class Reduction:
 
 
 def reduction_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Reduction | None:
-    """What a call of ``func`` reduces; None where that is not whole rows by an index."""
+    """Return what a call of ``func`` reduces, or None if that is not whole rows by an index."""
     if func is torch.segment_reduce:
         return _of_segments(*args, **kwargs)
     names = _GIVEN.get(func)
@@ -88,7 +88,7 @@ def _of_segments(
     initial: float | None = None,
     **_: Any,
 ) -> Reduction | None:
-    """Of neighbouring rows."""
+    """Return the reduction of consecutive rows."""
     name = {"max": "amax", "min": "amin"}.get(reduce, reduce)
     if lengths is None or lengths.dim() != 1 or axis != 0 or (initial is not None and name != "sum"):
         return None

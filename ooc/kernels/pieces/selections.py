@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of the entries of every row is selected by their order: the rows that are highest, or quantiles. Either gives
-the same of entries that come piece by piece, in one order as often as they are asked for, and nothing sorted is kept
-for its gradient.
+"""Select from the entries of every row by their order: the highest rows, or quantiles.
 
-Of a row whose entries come piece by piece quantiles are found by counting: run after run over all pieces, how many
-entries begin with each of the next digits, from the highest on, among those that begin as the one that is looked for
-does. So no entries wait for one another, however many there are.
+Both give the same results for entries that come piece by piece, in the same order every time, and keep nothing sorted
+for their gradient. Quantiles of a row in pieces are found by counting: run after run over all pieces, count how many
+entries have each value of the next digits, from the highest on, among those whose leading digits are those of the one
+searched for. So no entries are held, however many there are.
 
-Shapes: E entries, of R rows, C columns, K of those of one row that are highest, Q quantiles of every row, T places of
-those of one row, some between which one lies; B buckets, one for each value of a digit.
+Shapes: E entries, of R rows, C columns, K highest entries of a row, Q quantiles of every row, T ends of those of one
+row, between two of which a quantile may lie; B buckets, one for each value of a digit.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,34 +21,35 @@ _ENDS: dict[str, tuple[Callable[[Tensor], Tensor], ...]] = {
     **{"lower": (torch.floor,), "higher": (torch.ceil,), "nearest": (torch.round,)},
     **dict.fromkeys(("linear", "midpoint"), (torch.floor, torch.ceil)),
 }
-"""Of a quantile between two entries, by how it is interpolated: which of them count."""
+"""Which of the two entries around a quantile count, by kind of interpolation."""
 _DIGIT_BITS = 11
-"""Of what is counted in one run: float32 takes three of them, float64 six."""
+"""Bits that are counted in one run: float32 takes three runs, float64 six."""
 _COUNTED_AT_ONCE = 1 << 14
-"""Values."""
+"""Values that are counted at a time."""
 _COUNTED_BYTES = 48
-"""Of a value while it is counted: its bits in order, its digit and where that is counted, each twice; int64."""
+"""Bytes of a value while it is counted: its bits in order, its digit and the place it is counted in, each twice, as
+int64."""
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By bytes of a number: what its bits are read as."""
+"""The integer type a number's bits are read as, by bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Highest:
-    """The ``count`` rows of entries whose last column is highest, from the highest down, side by side; of equal ones
-    the first."""
+    """The ``count`` entries whose last column is highest, from the highest down, side by side; of equal ones the
+    first."""
 
     count: int
 
     def width(self, columns: int) -> int:
-        """Columns of what is selected of so many."""
+        """Return the columns of the result for entries with ``columns`` columns."""
         return self.count * columns
 
     def selecting_nbytes(self, columns: int) -> int:
-        """A bound on what selecting from the entries of one row takes, beside a piece of them."""
+        """Return a bound on the bytes that selecting from one row's entries takes, beside a piece of them."""
         return 4 * self.width(columns) * torch.float64.itemsize  # before, beside a piece's, both, in order
 
     def begin(self, like_EC: Tensor) -> "HighestOfRow":
-        """That of one row with such entries."""
+        """Return the selection for one row with such entries."""
         return HighestOfRow(self, like_EC)
 
     def of_rows(self, values_EC: Tensor, index_E: Tensor, rows: int, fill_value: float) -> Tensor:
@@ -67,7 +67,7 @@ class Highest:
 
 
 class HighestOfRow:
-    """Those of the entries that there have been, and how many came before each."""
+    """The highest of one row's entries so far, and how many entries came before each."""
 
     def __init__(self, selecting: Highest, like_EC: Tensor) -> None:
         self._selecting = selecting
@@ -76,7 +76,7 @@ class HighestOfRow:
         self._count = self._spread = 0
 
     def add(self, part_EC: Tensor) -> None:
-        """Some more entries, all of them in each run; of equal ones those before stay in front."""
+        """Add some more entries; each run adds all of them. Among equal ones, earlier entries stay in front."""
         best_K = _falling(part_EC)[: self._selecting.count]
         values_KC = torch.cat((self._values_KC, part_EC[best_K]))
         order_K = _falling(values_KC)[: self._selecting.count]
@@ -85,17 +85,17 @@ class HighestOfRow:
         self._count += len(part_EC)
 
     def end_run(self) -> bool:
-        """To be called when all have been added; whether they are to be once more. Here all are known after one."""
+        """End a run over all entries; return whether another is needed, which is never so here."""
         return False
 
     @property
     def value(self) -> Tensor:
-        """[K C], with zeros behind where there are fewer entries."""
+        """The result [K C], padded with zeros if there are fewer entries."""
         found = self._values_KC.flatten()
         return torch.cat((found, found.new_zeros(self._selecting.width(self._values_KC.shape[1]) - len(found))))
 
     def spread(self, gradient: Tensor, part_EC: Tensor) -> Tensor:
-        """From the gradient of the value to that of some of the entries, which come in the same order."""
+        """Return the gradient of some of the entries, which come in the same order, from that of the result."""
         first = self._spread % self._count
         self._spread = first + len(part_EC)
         here_K = (self._before_K >= first) & (self._before_K < self._spread)
@@ -106,21 +106,21 @@ class HighestOfRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Quantiles:
-    """Which: ``q`` [Q, 1], from 0 to 1, and how those between two entries are interpolated."""
+    """The quantiles wanted: ``q`` [Q, 1], from 0 to 1, and how those between two entries are interpolated."""
 
     q: Tensor
     interpolation: str
 
     def places(self, count_R: Tensor) -> Tensor:
-        """Where they lie among sorted entries, those of row after row, [R Q]."""
+        """Return where the quantiles lie among sorted entries, row after row, [R Q]."""
         return (self.q * (count_R - 1) + (count_R.cumsum(0) - count_R)).t().reshape(-1)
 
     def ends(self, place_Q: Tensor, count: int) -> list[Tensor]:
-        """Of every end between which they lie, which of ``count`` sorted entries that is, [R Q]."""
+        """Return which of ``count`` sorted entries each end of an interval around a quantile is, [R Q]."""
         return [end(place_Q.clamp(0, count - 1)).long() for end in _ENDS[self.interpolation]]
 
     def selecting_nbytes(self, columns: int) -> int:
-        """A bound on what counting the entries of one row takes: counts, once more as they are added up, and copies of
+        """Return a bound on the bytes that counting one row's entries takes: counts, cumulative counts, and copies of
         some values."""
         counts = len(_ENDS[self.interpolation]) * self.q.numel() * (columns << _DIGIT_BITS)
         return 2 * counts * torch.int64.itemsize + counts + max(columns, _COUNTED_AT_ONCE) * _COUNTED_BYTES
@@ -148,11 +148,11 @@ class Quantiles:
         return found_QC.masked_fill(without_Q[:, None], fill_value).view(rows, -1)
 
     def shares(self, place_Q: Tensor) -> Tensor | float:
-        """Of the second of two ends."""
+        """Return the share of the second of two ends."""
         return place_Q.frac()[:, None] if self.interpolation == "linear" else 0.5
 
     def between(self, place_Q: Tensor, ends: Sequence[Tensor]) -> Tensor:
-        """What they are, of the values of the ends."""
+        """Return the quantiles, from the values of the ends."""
         below, *above = ends
         if not above:
             return below
@@ -161,9 +161,8 @@ class Quantiles:
 
 
 class QuantilesOfRow:
-    """The quantiles of one row's entries of C columns, found in several runs over all of them; then the gradients of
-    these. Of equal ones it is the first that has as many before it; 0 is 0 whatever its sign, and what is not a number
-    is last."""
+    """The quantiles of one row's entries of C columns, found in several runs over all of them, and their gradients.
+    Among equal entries it is the first with as many before it; 0 equals -0, and NaN comes last."""
 
     def __init__(self, quantiles: Quantiles, like_EC: Tensor) -> None:
         self._quantiles, self._dtype = quantiles, like_EC.dtype
@@ -175,7 +174,7 @@ class QuantilesOfRow:
 
     @property
     def _digit_bits(self) -> int:
-        """Of the digit that is counted in this run."""
+        """Bits of the digit that is counted in this run."""
         return min(_DIGIT_BITS, self._bits - self._known_bits)
 
     @property
@@ -220,7 +219,7 @@ class QuantilesOfRow:
 
     @property
     def value(self) -> Tensor:
-        """[Q C]."""
+        """The result [Q C]."""
         ends = torch.split(self._value_TC, len(self._place_Q))
         return self._quantiles.between(self._place_Q, ends).flatten()
 
@@ -248,14 +247,14 @@ class QuantilesOfRow:
 Selecting = Highest | Quantiles
 """What is to be selected."""
 Selection = HighestOfRow | QuantilesOfRow
-"""That of one row, whose entries come piece by piece."""
+"""The selection for one row, whose entries come piece by piece."""
 
 
 def selected_of_rows(
     values_EC: Tensor, index_E: Tensor, rows: int, selecting: Selecting, fill_value: float = 0.0
 ) -> Tensor:
-    """One row for each of ``rows``; ``fill_value`` where there are no entries. One function for torch's modes, which
-    may give it piece by piece (``kernels.pieces.caught_sums``)."""
+    """Return one selected row for each of ``rows``; ``fill_value`` if it has no entries. It is a function of its own
+    for torch's modes, which may compute it piece by piece (``kernels.pieces.caught_sums``)."""
     if has_torch_function_unary(values_EC):
         arguments = values_EC, index_E, rows, selecting, fill_value
         return handle_torch_function(selected_of_rows, (values_EC,), *arguments)
@@ -263,18 +262,18 @@ def selected_of_rows(
 
 
 def _falling(values_EC: Tensor) -> Tensor:
-    """In which order the last column falls."""
+    """Return the order in which the last column falls."""
     return values_EC[:, -1].argsort(stable=True, descending=True)
 
 
 def _ordered_bits(values: Tensor) -> Tensor:
-    """Whole numbers that, read without a sign, are in the order of the values."""
+    """Return unsigned integers that are in the order of the values."""
     bits = (values + 0).view(_BITS[values.itemsize])  # of -0, those of 0
     ordered = torch.where(bits < 0, ~bits, bits ^ torch.iinfo(bits.dtype).min)
     return ordered.masked_fill_(values != values, -1)
 
 
 def _of_ordered_bits(ordered: Tensor, dtype: torch.dtype) -> Tensor:
-    """The values again."""
+    """Return the values of such integers."""
     ordered = ordered.to(_BITS[dtype.itemsize])
     return torch.where(ordered < 0, ordered ^ torch.iinfo(ordered.dtype).min, ~ordered).view(dtype)
