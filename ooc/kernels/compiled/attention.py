@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention by GATv2's scores and by GAT's with features of edges as compiled loops, in all three pulls.
+"""Attention by GATv2's scores, and by GAT's with features of edges, as compiled loops in all three pulls.
 
-The two differ in how an edge comes by its score, a sum over a head's channels of what is leaky, or what is leaky of a
-sum of scalars, and in what flows back through it; all else is alike, but that sources pull GAT's in ``gat``'s loop,
-where no edge needs a product of its own. Nothing is kept for another pull: to compute it again takes no longer than to
-read it.
+The two differ in an edge's score (a sum over a head's channels after the leaky rectifier, or the leaky rectifier of a
+sum of scalars), and in how its gradient flows back. Everything else is alike, except that sources pull GAT's in
+``gat``'s loop, where no edge needs a product of its own. Nothing is kept for another pull, as computing it again takes
+no longer than reading it.
 
 Terms are made of features by a linear map, feature after feature. Shapes as in ``edge_function``, and H heads of C
 channels, E edges at a time, K features.
@@ -52,9 +52,9 @@ Matrix = npt.NDArray[Any]
 
 
 class Scores(NamedTuple):
-    """What makes scores, of an ``EdgeFunction``: ``att_HC``, which has no rows where they are sums of scalars, of which
-    a target brings that in ``place``. What loops write to: what is leaky in scores of a head, and numbers of every
-    head, first its scores."""
+    """How an ``EdgeFunction`` makes scores, and buffers for the loops. ``att_HC`` has no rows if scores are sums of
+    scalars, of which a target brings the one in ``place``. The buffers hold a head's leaky arguments, and numbers of
+    every head, its scores first."""
 
     att_HC: Matrix
     slope: float
@@ -159,8 +159,8 @@ def pull_targets(walk, terms, scores, source_NW, target_RV, gradient_RO, statist
 
 @part
 def _add_channels(walk, terms, scores, near_RW, own_RW, row, begins, head, count, keeps):
-    """GATv2's scores of a head, and where ``keeps`` what is leaky in them. ``begins``: the head's first columns of
-    neighbours and of the row."""
+    """GATv2's scores of a head; with ``keeps``, also their leaky arguments. ``begins``: the head's first columns in the
+    neighbours' rows and in the row."""
     near_first, own_first = begins
     score_HE, att_HC = scores.of_heads[0], scores.att_HC
     channels, first, zero = att_HC.shape[1], head * att_HC.shape[1], score_HE.dtype.type(0)
@@ -181,8 +181,8 @@ def _add_channels(walk, terms, scores, near_RW, own_RW, row, begins, head, count
 
 @part
 def _back_to_scores(walk, scores, above_RW, row, above, near_RW, first, head, count):
-    """From a head's scores, lse and D to the weights of what flows back to messages, what flows back to scores, and
-    that times the slope. Columns of what flows back and of messages begin there."""
+    """From a head's scores, lse and D, compute the weights of message gradients, the gradients of scores, and these
+    times the slope. The arguments say where the columns of gradients and of messages begin."""
     score_HE, d_score_HE, lse_HE, d_HE, share_HE, sloped_HE = scores.of_heads
     by_vectors, slope = len(scores.att_HC) > 0, scores.slope
     for edge in range(0, count, TOGETHER):
@@ -202,9 +202,9 @@ def _back_to_scores(walk, scores, above_RW, row, above, near_RW, first, head, co
 
 @part
 def _back_to_channels(scores, head, count, out_RW, row, first, vectors, keeps):
-    """Add what flows back through GATv2's scores of a head to the row's channels from ``first`` on; and to the
-    attention vector's from ``vectors`` on, unless that is negative. Where ``keeps``, what is leaky in them is
-    overwritten by what flows back to it, but for the vector."""
+    """Add the gradients through GATv2's scores of a head to the row's channels from ``first`` on, and to the attention
+    vector from ``vectors`` on, unless that is negative. With ``keeps``, the leaky arguments are overwritten by their
+    gradients, without the vector."""
     att_HC, hidden_EC, d_score_HE, sloped_HE = scores.att_HC, scores.hidden_EC, scores.of_heads[1], scores.of_heads[5]
     channels, zero = att_HC.shape[1], out_RW.dtype.type(0)
     for channel in range(0, channels, NBYTES // out_RW.itemsize):
@@ -223,7 +223,7 @@ def _back_to_channels(scores, head, count, out_RW, row, first, vectors, keeps):
 
 @part
 def _add_to_map(terms, scores, head, count, map_RM, row):
-    """Add what flows back through the terms of a head's channels to their map, of some features at a time."""
+    """Add the gradient of the terms of a head's channels to their map, some features at a time."""
     channels, features, zero = scores.att_HC.shape[1], len(terms.weight_KT), map_RM.dtype.type(0)
     for channel in range(0, channels, NBYTES // map_RM.itemsize):
         att = load(scores.att_HC, head, channel, channels)
@@ -245,7 +245,7 @@ def _add(out_RW, row, at, end, factor, sums):
 
 @part
 def _sum(d_score_HE, head, count):
-    """Of what flows back to a head's scores."""
+    """Sum the gradients of a head's scores."""
     found = d_score_HE.dtype.type(0)
     for edge in range(count):
         found += d_score_HE[head, edge]
@@ -254,7 +254,7 @@ def _sum(d_score_HE, head, count):
 
 @part
 def _add_scalars_to_map(terms, d_score_HE, head, count, map_RM, row):
-    """Add what flows back through the terms of a head's scores to their map."""
+    """Add the gradient of the terms of a head's scores to their map."""
     features = len(terms.weight_KT)
     for feature in range(features):
         found = map_RM[row, head * features + feature]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cross-entropy of some of a tile's rows, and its gradient, as a compiled loop: a row is in the cache from its largest
-output to its gradient, where torch's operators go over all rows a dozen times.
+"""Cross-entropy of some of a tile's rows, and its gradient, as a compiled loop. A row stays in the cache from its
+largest output to its gradient; torch's operators go over all rows a dozen times.
 
 Shapes: R rows of a tile, C outputs.
 """
@@ -16,10 +16,11 @@ from ooc.kernels.compiled.loops import clear, compiled
 def cross_entropy(
     outputs_RC: Tensor, labels_R: Tensor, counts_R: Tensor, *, weight_C: Tensor | None, ignored: int, divisor: float
 ) -> tuple[Tensor, Tensor] | None:
-    """The sum of the losses of the rows that count, bool [R], by their classes [R], float64; and its gradient [R, C]
-    by ``divisor``, 0 in other rows. ``weight_C``: of classes. The class ``ignored`` adds nothing.
+    """Return the sum of the losses of the rows that count, bool [R], by their classes [R], float64; and its gradient
+    [R, C] divided by ``divisor``, 0 in other rows. ``weight_C``: weights of classes. The class ``ignored`` adds
+    nothing.
 
-    None where a class that counts is none of the outputs, or these are of a type that the loop is not for.
+    Returns None if a class that counts is not one of the outputs, or if the loop does not support their type.
     """
     if outputs_RC.dtype not in (torch.float32, torch.float64):
         return None
@@ -34,7 +35,7 @@ def cross_entropy(
 
 @compiled
 def _cross_entropy(outputs_RC, labels_R, counts_R, weight_C, numbers, row_1L, gradient_RC):
-    """→ the sum; −∞ where a class is none of the outputs."""
+    """Return the sum, or −∞ if a class is not one of the outputs."""
     (ignored, divisor), (rows, columns), padded = numbers, outputs_RC.shape, row_1L.shape[1]
     kind, lanes, losses = outputs_RC.dtype.type, NBYTES // outputs_RC.itemsize, 0.0
     for row in range(rows):

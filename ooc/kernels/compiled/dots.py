@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``TransformerAttention``, attention by scaled dot products, as compiled loops, with features of edges or without.
+"""``TransformerAttention``, attention by scaled dot products, as compiled loops, with or without features of edges.
 
-A term is the same linear map of every edge's features, t = Σ_k f_k W_k, a bias being a feature that is 1. So a target's
-row is multiplied by the map first, and the map by sums of features, in place of what every edge has:
+A term is the same linear map of every edge's features, t = Σ_k f_k W_k, where a bias is a feature that is 1. So instead
+of making every edge's term, a target's row is multiplied by the map first, and the map by sums of features afterwards:
 
     q · (k_j + t_j) = q · k_j + Σ_k f_jk (q · W_k)      Σ_j w_j (v_j + t_j) = Σ_j w_j v_j + Σ_k (Σ_j w_j f_jk) W_k
 
-and so is the map's gradient made. Only a source, every edge of which has another target, makes terms.
+The map's gradient is made likewise. Only a source, whose edges all have different targets, makes terms.
 
-``ooc.kernels.edge_function`` has the formulas and shapes, of which here
+``ooc.kernels.edge_function`` has the formulas and shapes; here these are
 
     s_ij = q_i · k_j / √C      dv_j = Σ_i α_ij m_ij dZ_i      dk_j = Σ_i ds_ij q_i / √C      dq_i = Σ_j ds_ij k_j / √C
 
@@ -39,7 +39,7 @@ Matrix = npt.NDArray[Any]
 
 
 def of_features(walk: Walk, terms: Terms, count: int) -> tuple[Matrix, ...]:
-    """So many of a number for every head and feature."""
+    """Return buffers with this many numbers for every head and feature."""
     shape = len(walk.scale_HE), len(terms.weight_KT)
     return tuple(np.empty(shape, walk.scale_HE.dtype) for _ in range(count))
 
@@ -153,7 +153,7 @@ def pull_sources(walk, terms, scale, channels, source_RW, target_NP, of_edges, o
 
 @part
 def _times_map(rows, row, head, channels, weight_KT, scale, into_HK):
-    """``scale`` times a head's columns of a row times the map."""
+    """``scale`` times a head's columns of a row, times the map."""
     end = (head + 1) * channels
     for feature in range(len(weight_KT)):
         sums = spread(rows.dtype.type(0))
@@ -164,7 +164,7 @@ def _times_map(rows, row, head, channels, weight_KT, scale, into_HK):
 
 @part
 def _add_features(terms, along_HK, head, count, into_HE):
-    """Add what features add to a product of the head with every edge."""
+    """Add the contribution of features to a head's product for every edge."""
     for feature in range(len(terms.weight_KT)):
         by = spread(along_HK[head, feature])
         for edge in range(0, count, NBYTES // into_HE.itemsize):
@@ -174,7 +174,7 @@ def _add_features(terms, along_HK, head, count, into_HE):
 
 @part
 def _sum_features(terms, weight_HE, head, count, shrink, into_HK):
-    """Make of a head's sums of features ``shrink`` times what they were and those of these edges, weighted."""
+    """Multiply a head's sums of features by ``shrink``, and add those of these edges, weighted."""
     for feature in range(len(terms.weight_KT)):
         sums = spread(weight_HE.dtype.type(0))
         for edge in range(0, count, NBYTES // weight_HE.itemsize):
@@ -195,7 +195,7 @@ def _add_map(weight_KT, sum_HK, head, channels, out, row):
 
 @part
 def _put_map(query_RV, gradient_RO, row, head, channels, weights, map_RM, place):
-    """The map's gradient of a head and feature, which lies in that place: of query and gradient, weighted."""
+    """Put the map's gradient of a head and feature into its place: of query and gradient, weighted."""
     end, place_end = (head + 1) * channels, (place + 1) * channels
     for channel in range(0, channels, NBYTES // map_RM.itemsize):
         at = head * channels + channel

@@ -16,11 +16,11 @@ from ooc.kernels.tensors import typed
 from ooc.plan.workload import Direction
 
 Function = Gatv2 | GatWithFeatures | Product | Rectified | TransformerAttention
-"""For which there are loops."""
+"""The functions for which there are loops."""
 
 
 def _opened(edges: EdgeMessages, pulled: Tensor, direction: Direction) -> tuple[Function, Walk, Terms]:
-    """What is computed of edges, these as loops that pull these rows go over them, and their terms."""
+    """Return what is computed of edges, a walk over the edges that pull these rows, and the edges' terms."""
     tile, heads = readable(edges.tile, pulled), edges.heads
     given = () if heads is None else (heads.heads, heads.dropout, direction)
     assert isinstance(edges.function, Function), "it has no loop"
@@ -28,7 +28,7 @@ def _opened(edges: EdgeMessages, pulled: Tensor, direction: Direction) -> tuple[
 
 
 def _constants(function: Rectified) -> tuple[bool, float, float]:
-    """Whether there is a softmax, ε and the temperature."""
+    """Return whether there is a softmax, ε and the temperature."""
     return function.temperature is not None, float(function.eps), float(function.temperature or 0.0)
 
 
@@ -62,7 +62,7 @@ def pull_messages(
 
 @torch.no_grad()
 def pull_source_gradients(edges: EdgeMessages, *, source_RW: Tensor, target_NP: Tensor, layout: TargetLayout) -> Tensor:
-    """As ``edge_function.pull_source_gradients``; all is computed again."""
+    """As ``edge_function.pull_source_gradients``; everything is computed again."""
     own_RW = typed(source_RW, computed(target_NP))
     out_RW = torch.empty_like(own_RW, memory_format=torch.contiguous_format)
     own, target, out = array(own_RW), array(target_NP), array(out_RW)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of rows at both ends of edges, sums of those at one end and products of both, as compiled loops over edges. That
-there are such rows is the caller's affair.
+"""Sums of the rows at one end of edges, and products of the rows at both ends, as compiled loops over edges. The caller
+checks that indices are in range.
 
 Shapes: E edges, S and R rows at their ends, H heads of as many columns each.
 """
@@ -15,18 +15,18 @@ from ooc.kernels.compiled.lanes import NBYTES, fma, load, prefetch, spread, stor
 from ooc.kernels.compiled.loops import compiled
 
 _AHEAD = 32
-"""Edges whose rows are fetched before they are added."""
+"""How many edges ahead rows are prefetched."""
 
 
 def add_weighted(into_RC: Tensor, into_E: Tensor, rows_SC: Tensor, from_E: Tensor, weight_EH: Tensor) -> Tensor:
-    """Add to the row at one end of every edge that at the other one, each head times its number."""
+    """Add, for every edge, the row at one end to the row at the other, each head times its number."""
     given = into_E.numpy(), _lines(rows_SC), from_E.numpy(), weight_EH.numpy()
     _add(into_RC.numpy(), *given, rows_SC.shape[1] // weight_EH.shape[1])
     return into_RC
 
 
 def products(left_SC: Tensor, left_E: Tensor, right_RC: Tensor, right_E: Tensor, heads: int) -> Tensor:
-    """The inner product of the rows at both ends of every edge, of each head → [E, H]."""
+    """Return the inner product of the rows at both ends of every edge, for each head [E, H]."""
     found_EH = left_SC.new_empty(len(left_E), heads)
     ends = _lines(left_SC), left_E.numpy(), _lines(right_RC), right_E.numpy()
     _multiply(*ends, found_EH.numpy(), left_SC.shape[1] // heads)
@@ -34,7 +34,7 @@ def products(left_SC: Tensor, left_E: Tensor, right_RC: Tensor, right_E: Tensor,
 
 
 def _lines(rows: Tensor) -> npt.NDArray[Any]:
-    """Rows of a wider matrix with what lies between them: loops are compiled for one layout."""
+    """Return rows of a wider matrix with the numbers between them: loops are compiled for one layout."""
     return rows.numpy() if rows.is_contiguous() else as_strided(rows.numpy(), (len(rows), rows.stride(0)))
 
 

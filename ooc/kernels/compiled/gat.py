@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ooc.kernels.gat``'s pulls as compiled loops.
 
-Of GAT with features of edges, which are terms of scores, sources pull by the same loop. Shapes as in that module; E
+Sources of GAT with features of edges, which are terms of scores, pull by the same loop. Shapes as in that module; E
 edges at a time.
 """
 
@@ -61,7 +61,7 @@ def pull_rows(
     walk: Walk, terms: Terms, target_NS: Matrix, source_RS: Matrix, numbers: tuple[Any, ...], out_RS: Matrix
 ) -> None:
     """As ``pull_sources``, with ``terms`` of scores. ``numbers``: groups, how many of them share a head's scores,
-    ``_slope_of`` these, and in what is pulled of a group the columns of a_dst and, lse and D behind it, of dZ."""
+    ``_slope_of`` them, and which columns of a group hold a_dst and dZ (lse and D follow it)."""
     d_GE = np.empty((numbers[0], EDGES), out_RS.dtype)
     _pull_sources(walk, terms, target_NS, source_RS, numbers, (*matrices(walk, 3), d_GE), out_RS)
 
@@ -78,7 +78,7 @@ def upstream(dz_RW: Tensor, kept_RK: Tensor, a_dst_RG: Tensor) -> tuple[Tensor, 
 
 
 def _slope_of(heads: GatHeads) -> tuple[bool, float]:
-    """Whether coefficients are signed, and the slope of scores that are not positive where they are not."""
+    """Return whether coefficients are signed, and the slope for negative scores if they are not."""
     return heads.negative_slope is None, heads.negative_slope or 0.0
 
 
@@ -147,8 +147,8 @@ def _attend(walk, terms, source_NS, a_dst_RG, numbers, given, out_RW):
 
 @part
 def add_scalars(walk, terms, near_RW, own_RW, row, columns, score_HE, count):
-    """What is leaky in scores, of all heads. ``columns``: of a head and which of them is added, of neighbours and of
-    the row."""
+    """Compute the arguments of the leaky rectifier, for all heads. ``columns``: columns of a head and which of them is
+    added, for neighbours and for the row."""
     near_columns, near_column, own_columns, own_column = columns
     for head in range(len(score_HE)):
         place, own = head * near_columns + near_column, own_RW[row, head * own_columns + own_column]
@@ -161,7 +161,7 @@ def add_scalars(walk, terms, near_RW, own_RW, row, columns, score_HE, count):
 
 @part
 def _sign(score_HE, weight_HE, sloped_HE, head, count):
-    """Signed coefficients of scores, and their derivatives."""
+    """Compute signed coefficients of scores, and their derivatives."""
     one = spread(score_HE.dtype.type(1))
     for edge in range(0, count, NBYTES // score_HE.itemsize):
         weight = tanh(load(score_HE, head, edge, count), one)
@@ -171,7 +171,7 @@ def _sign(score_HE, weight_HE, sloped_HE, head, count):
 
 @part
 def _slope(score_HE, weight_HE, sloped_HE, head, count, slope, shrink, softmax_HE):
-    """Weights, times the slope where scores are not positive, and their sum so far."""
+    """Multiply weights by the slope where scores are not positive, and add them to their sum so far."""
     sums = spread(score_HE.dtype.type(0))
     for edge in range(0, count, NBYTES // score_HE.itemsize):
         weight = load(weight_HE, head, edge, count)

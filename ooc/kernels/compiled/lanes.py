@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers side by side in a vector register, for loops that numba compiles.
+"""Vector registers of numbers, for loops that numba compiles.
 
-``Lanes`` are 64 bytes of numbers of the type that is computed with: 16 of float32 or 8 of float64, whatever registers
-the processor has (the compiler makes several of one where they are narrower); or ``TOGETHER`` of them, of as many rows.
-They are read from rows of matrices, stored there, added, multiplied, compared and summed. So a loop says itself what is
-computed together and in which order, and its bits are no optimiser's affair: a column has the same ones whatever
-columns are beside it.
+``Lanes`` are 64 bytes of numbers of the compute type, 16 of float32 or 8 of float64, on any processor (the compiler
+splits them if registers are narrower); or ``TOGETHER`` such registers, for as many rows. They are loaded from rows of
+matrices, stored, added, multiplied, compared and summed. So a loop itself says what is computed together and in which
+order, and its bits do not depend on an optimiser: a column has the same bits whatever columns are beside it.
 
-bfloat16 is read from the int16 that NumPy has in its place, and computed with in float32.
+bfloat16 is read from int16, which stands for it in NumPy, and computed with in float32.
 """
 
 import math
@@ -23,14 +22,14 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import intrinsic, models, register_model
 
 NBYTES = 64
-"""Of lanes."""
+"""Bytes of a register."""
 TOGETHER = 4
-"""Rows that are multiplied by what has been loaded once."""
+"""Rows that are multiplied by numbers loaded once."""
 _INT32, _INT8 = ir.IntType(32), ir.IntType(8)
 
 
 class Lanes(types.Type):
-    """Of numbers of one type: of one row, or of ``TOGETHER``."""
+    """Numbers of one type: a register of one row, or of ``TOGETHER`` rows."""
 
     def __init__(self, scalar, rows=1):
         self.scalar, self.rows = scalar, rows
@@ -65,12 +64,12 @@ def _rows(builder, vectors):
 
 
 def _computed(stored):
-    """The type that numbers of a matrix are computed with."""
+    """Return the type in which a matrix's numbers are computed with."""
     return types.float32 if stored is types.int16 else stored
 
 
 def _element(context, builder, array_type, array, row, column, stored):
-    """A pointer to the lanes that begin there."""
+    """Return a pointer to the element, as a vector."""
     value = context.make_array(array_type)(context, builder, array)
     place = cgutils.get_item_pointer(context, builder, array_type, value, [row, column], wraparound=False)
     return builder.bitcast(place, stored.as_pointer())
@@ -81,7 +80,7 @@ def _constant(number, like):
 
 
 def _mask(builder, column, limit, count):
-    """Which of the lanes from ``column`` on are before ``limit``."""
+    """Return which of the lanes from ``column`` on are before ``limit``."""
     numbers = ir.Constant(ir.VectorType(_INT32, count), list(range(count)))
     left = builder.trunc(builder.sub(limit, column), _INT32)
     return builder.icmp_signed("<", numbers, _splat(builder, left, numbers.type))
@@ -107,12 +106,12 @@ def _suffix(vector):
 
 
 def _stored(matrix, count):
-    """So many numbers as they lie in a matrix."""
+    """Return the vector type of ``count`` numbers as they are stored in a matrix."""
     return ir.VectorType(ir.IntType(16) if matrix.dtype is types.int16 else _ir(matrix.dtype), count)
 
 
 def _read(builder, matrix, place, mask):
-    """Numbers from ``place`` on that the mask has (None: all), and 0; as they are computed with."""
+    """Load numbers from ``place`` where the mask is set (None: all), zeros elsewhere, in the compute type."""
     stored = place.type.pointee
     if mask is None:
         found = builder.load(place, align=2)
@@ -123,14 +122,14 @@ def _read(builder, matrix, place, mask):
 
 
 def _widened(builder, halves):
-    """bfloat16 as float32."""
+    """Convert bfloat16 to float32."""
     wide = ir.VectorType(_INT32, halves.type.count)
     shifted = builder.shl(builder.zext(halves, wide), _constant(16, wide))
     return builder.bitcast(shifted, ir.VectorType(ir.FloatType(), wide.count))
 
 
 def _narrowed(builder, numbers):
-    """float32 as bfloat16: the nearer one, and halfway the one away from zero, as FBGEMM rounds."""
+    """Convert float32 to the nearest bfloat16; a tie is rounded away from zero, as by FBGEMM."""
     whole = ir.VectorType(_INT32, numbers.type.count)
     rounded = builder.add(builder.bitcast(numbers, whole), _constant(1 << 15, whole))
     return builder.trunc(builder.lshr(rounded, _constant(16, whole)), ir.VectorType(ir.IntType(16), whole.count))
@@ -138,7 +137,7 @@ def _narrowed(builder, numbers):
 
 @intrinsic
 def number(_, matrix, row, column):
-    """One of a matrix, as it is computed with."""
+    """Load one number of a matrix, in the compute type."""
 
     def generate(context, builder, signature, arguments):
         one = _stored(matrix, 1)
@@ -151,7 +150,7 @@ def number(_, matrix, row, column):
 
 @intrinsic
 def load(_, matrix, row, column, limit):
-    """``Lanes`` of a row of ``matrix`` from ``column`` on; 0 at and beyond column ``limit``."""
+    """Load ``Lanes`` of a row of ``matrix`` from ``column`` on; zeros at and beyond column ``limit``."""
     lanes = Lanes(_computed(matrix.dtype))
 
     def generate(context, builder, signature, arguments):
@@ -164,7 +163,7 @@ def load(_, matrix, row, column, limit):
 
 @intrinsic
 def load_rows(_, matrix, rows, first, column, limit):
-    """As ``load``, of ``TOGETHER`` rows: ``rows[first]`` and those that come after it there."""
+    """As ``load``, for ``TOGETHER`` rows: ``rows[first]`` and the following ones."""
     lanes = Lanes(_computed(matrix.dtype), TOGETHER)
 
     def generate(context, builder, signature, arguments):
@@ -183,7 +182,7 @@ def load_rows(_, matrix, rows, first, column, limit):
 
 @intrinsic
 def load_side_by_side(_, matrix, row, column, limit):
-    """As ``load``, of one row ``TOGETHER`` lanes that come after one another; without ``limit`` (None) it has all."""
+    """As ``load``, for ``TOGETHER`` consecutive lanes of one row; without ``limit`` (None), the row has them all."""
     lanes, limited = Lanes(_computed(matrix.dtype), TOGETHER), not isinstance(limit, types.NoneType)
 
     def generate(context, builder, signature, arguments):
@@ -211,7 +210,7 @@ def load_side_by_side(_, matrix, row, column, limit):
 
 @intrinsic
 def store_side_by_side(_, matrix, row, column, limit, lanes):
-    """Write to one row what ``load_side_by_side`` reads."""
+    """Store to one row what ``load_side_by_side`` loads."""
 
     def generate(context, builder, signature, arguments):
         array, row, column, limit, value = arguments
@@ -228,8 +227,8 @@ def store_side_by_side(_, matrix, row, column, limit, lanes):
 
 @intrinsic
 def store(_, matrix, row, column, limit, lanes):
-    """Write ``lanes`` to a row of ``matrix`` from ``column`` on, or to that and the next ones; not at and beyond column
-    ``limit``."""
+    """Store ``lanes`` to a row of ``matrix`` from ``column`` on, or to it and the following rows; not at and beyond
+    column ``limit``."""
 
     def generate(context, builder, signature, arguments):
         array, row, column, limit, value = arguments
@@ -246,8 +245,8 @@ def store(_, matrix, row, column, limit, lanes):
 
 @intrinsic
 def load_halves(_, matrix, row, halves, like):
-    """``Lanes`` of the type of ``like`` of two stretches of a row of ``matrix``, half of the lanes each. ``halves``:
-    where these begin, and how many numbers each has; 0 behind them."""
+    """Load ``Lanes`` of the type of ``like`` from two stretches of a row of ``matrix``, half of the lanes each.
+    ``halves``: where the stretches begin, and how many numbers each has; zeros behind them."""
     lanes, kind = Lanes(like.dtype), _computed(matrix.dtype)
 
     def generate(context, builder, signature, arguments):
@@ -267,7 +266,7 @@ def load_halves(_, matrix, row, halves, like):
 
 @intrinsic
 def store_halves(_, matrix, row, halves, lanes):
-    """Write ``lanes`` to two stretches of a row of ``matrix``, as ``load_halves`` reads them."""
+    """Store ``lanes`` to two stretches of a row of ``matrix``, as ``load_halves`` loads them."""
 
     def generate(context, builder, signature, arguments):
         array, row, halves, value = arguments
@@ -297,7 +296,7 @@ def _spreading(rows):
 
 
 spread, spread_rows = _spreading(1), _spreading(TOGETHER)
-"""``Lanes`` that are all a number, of one row or of ``TOGETHER``."""
+"""``Lanes`` that repeat one number, for one row or for ``TOGETHER``."""
 
 
 def _spreading_several(down):
@@ -321,13 +320,13 @@ def _spreading_several(down):
 
 
 along, down = _spreading_several(False), _spreading_several(True)
-"""``Lanes`` of as many rows as there are numbers from there on along a row of a matrix, or down a column: each row all
-one of them."""
+"""``Lanes`` of ``TOGETHER`` rows, each of which repeats one of the consecutive numbers along a row of a matrix, or down
+a column."""
 
 
 @intrinsic
 def row_of(_, lanes, row):
-    """One of the rows of ``lanes``."""
+    """Return one of the rows of ``lanes``."""
     one = Lanes(lanes.scalar)
 
     def generate(context, builder, signature, arguments):
@@ -339,14 +338,15 @@ def row_of(_, lanes, row):
 
 
 def _intrinsic(names, define):
-    """Of so many arguments, which numba wants to know."""
+    """Return an intrinsic with this many arguments, which numba must know."""
     parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in ("_", *names)]
     define.__signature__ = Signature(parameters)
     return intrinsic(define)
 
 
 def _each(combine):
-    """What ``combine`` makes of vectors, of each row of several lanes; those of one row are combined with all rows."""
+    """Return an intrinsic that applies ``combine`` to vectors, row by row; a single row is combined with all rows of
+    the others."""
 
     def of_lanes(_, *lanes):
         most = max(lanes, key=lambda one: one.rows)
@@ -372,7 +372,7 @@ def _fma(builder, left, right, added):
 
 @_each
 def larger(builder, left, right):
-    """The larger of two; NaN where either is."""
+    """The larger of two numbers; NaN if either is."""
     keeps = builder.or_(builder.fcmp_unordered("uno", left, left), builder.fcmp_ordered(">=", left, right))
     return builder.select(keeps, left, right)
 
@@ -387,14 +387,14 @@ def _where_positive(builder, tested, positive, other):
 
 @_each
 def where_equal(builder, left, right, equal, other):
-    """The third where the first is the second, elsewhere the fourth."""
+    """The third number if the first two are equal, otherwise the fourth."""
     return builder.select(builder.fcmp_ordered("==", left, right), equal, other)
 
 
 @_each
 def exp(builder, value):
-    """e to the power of lanes: within two units of the last place, 0 where that would not be a normal number, and of
-    what is larger than any power the largest."""
+    """e to the power of lanes, within two units in the last place; 0 if the result would not be a normal number, and
+    the largest power for larger arguments."""
     kind, is_single = value.type, isinstance(value.type.element, ir.FloatType)
     least, most = (_constant(end, kind) for end in ((-87.25, 88.375) if is_single else (-708.25, 709.0)))
     # What has no bits for fractions, and is so large that what is added to it is rounded to whole numbers.
@@ -418,8 +418,8 @@ def exp(builder, value):
 
 @_each
 def log_of_more(builder, value):
-    """log(1 + u) of lanes u from 0 to 1, within some units of the last place: 2 artanh(u / (2 + u)), whose series has a
-    ninth of the last term in each."""
+    """log(1 + u) for lanes u from 0 to 1, within some units in the last place: 2 artanh(u / (2 + u)), a series in which
+    each term is at most a ninth of the one before."""
     kind, terms = value.type, 8 if isinstance(value.type.element, ir.FloatType) else 17
     ratio = builder.fdiv(value, builder.fadd(value, _constant(2.0, kind)))
     square = builder.fmul(ratio, ratio)
@@ -428,11 +428,11 @@ def log_of_more(builder, value):
 
 
 fma = _each(_fma)
-"""The first two's product and the third, rounded once."""
+"""The product of the first two plus the third, rounded once."""
 higher = _each(_higher)
-"""The larger of two, in one instruction; the second where either is NaN."""
+"""The larger of two numbers, in one instruction; the second if either is NaN."""
 where_positive = _each(_where_positive)
-"""The second where the first is above 0, elsewhere (NaN among it) the third."""
+"""The second number if the first is above 0, otherwise (also for NaN) the third."""
 
 
 def _halving(combine):
@@ -454,12 +454,12 @@ def _halving(combine):
 total = _halving(lambda builder, left, right: builder.fadd(left, right))
 """The sum of all lanes: of those half a register apart, then a quarter, …"""
 largest = _halving(_higher)
-"""The largest of all lanes, of which none is NaN."""
+"""The largest of all lanes, none of which is NaN."""
 
 
 @intrinsic
 def totals(_, lanes):
-    """The ``total`` of each row, in this order in the first lanes, in half as many steps as one by one."""
+    """The ``total`` of each row, in the first lanes in this order, in half as many steps as one by one."""
 
     def generate(context, builder, signature, arguments):
         vectors, parts, size = [_row(builder, lanes, arguments[0], row) for row in range(lanes.rows)], 1, lanes.count
@@ -501,9 +501,9 @@ def _every(step, start):
 
 
 evens, odds = (_every(2, start) for start in range(2))
-"""Every second of the lanes of two, the first of the first one among them or not."""
+"""The even, or the odd, lanes of two registers."""
 firsts, seconds, thirds = (_every(3, start) for start in range(3))
-"""Every third of the lanes of three, from the first, second or third one of all."""
+"""Every third lane of three registers, from the first, second or third lane on."""
 
 
 def _has_operator(symbol, name):
@@ -536,7 +536,7 @@ _has_operator(operator.truediv, "fdiv")
 
 @intrinsic
 def prefetch_side_by_side(_, matrix, row, column):
-    """Have the cache lines fetched that ``load_side_by_side`` reads."""
+    """Prefetch the cache lines that ``load_side_by_side`` reads."""
 
     def generate(context, builder, signature, arguments):
         array, row, column = arguments
@@ -553,7 +553,7 @@ def prefetch_side_by_side(_, matrix, row, column):
 
 @intrinsic
 def prefetch(_, matrix, row, columns):
-    """Have the cache lines of so many columns of a row of ``matrix`` fetched, which are going to be read."""
+    """Prefetch the cache lines of ``columns`` columns of a row of ``matrix``."""
 
     def generate(context, builder, signature, arguments):
         array, row, columns = arguments

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every compiled loop over edges does alike: it walks over the edges of one row after the other.
+"""What all compiled loops over edges have in common: they walk over the edges of one row after the other.
 
-A row's edges are taken ``EDGES`` at a time, from its own first edge on, so that what a row comes to depends on nothing
-but its edges, and what is made of them at a time fits the cache, however many there are:
+A row's edges are taken ``EDGES`` at a time, from its own first edge on. So a row's result depends only on its edges,
+and the buffers for them fit the cache, however many edges there are:
 
     for row in range(rows):
         while gather(walk, row):
@@ -32,15 +32,15 @@ from ooc.kernels.memory import EDGES as EDGES
 from ooc.plan.workload import Direction
 
 ROW, CURSOR, FETCHED, LAST, REPEATS, TAKEN = range(6)
-"""Where a walk is (``Walk.at``)."""
+"""The places of a walk's state in ``Walk.at``."""
 
 
 _WRITTEN = sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()
-"""What tells the text of all loops from that of another version."""
+"""A key of the source text of all loops, which differs between versions."""
 
 
 class _Index(IndexDataCacheFile):
-    """Which compilations a cache has."""
+    """The index of a cache's compilations."""
 
     def _load_index(self) -> Any:
         try:
@@ -50,7 +50,7 @@ class _Index(IndexDataCacheFile):
 
 
 class _Cache(FunctionCache):
-    """numba's, which looks at no text but that of the module where a function is, as to whether it has changed."""
+    """numba's cache, whose own check for changes looks only at the module that defines a function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
@@ -62,11 +62,12 @@ class _Cache(FunctionCache):
 
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
-"""A loop allocates nothing and counts no references, which took as long as the rest: what it needs it is given."""
+"""A loop allocates nothing and counts no references, which took as long as everything else; its buffers are
+arguments."""
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A loop that other threads run beside, compiled once and kept in numba's cache."""
+    """Return ``loop`` compiled, once, to be kept in numba's cache. Other threads run beside it."""
     dispatcher: Any = njit(**_OPTIONS)(function)
     with suppress(RuntimeError):  # where no folder can be written to, every process compiles for itself
         dispatcher._cache = _Cache(function)
@@ -75,8 +76,8 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _by_one_process(compile_loop: Callable[[Any], Any], lock_path: Path) -> Callable[[Any], Any]:
-    """``compile_loop``, which finds in the cache what another process has compiled meanwhile: of several that begin
-    together one compiles."""
+    """Return ``compile_loop`` guarded by a lock, so that of several processes that begin together one compiles, and the
+    others find the result in the cache."""
 
     def compile_alone(signature: Any) -> Any:
         with ExitStack() as held:
@@ -89,14 +90,14 @@ def _by_one_process(compile_loop: Callable[[Any], Any], lock_path: Path) -> Call
 
 
 def part(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A part of loops, which becomes part of those that call it and is never called otherwise. To hand over dozens of
-    matrices took as long as half of what was done with them."""
+    """Return a part of loops that is inlined in its callers and never called otherwise. Passing dozens of matrices took
+    half as long as what was done with them."""
     options = _OPTIONS | {"no_cpython_wrapper": True, "forceinline": True}
     return cast(Callable[..., Any], njit(**options)(function))
 
 
 class Masks(NamedTuple):
-    """Dropout of edges' coefficients as the loops draw it: ``EdgeDropout``'s numbers, and the first of the heads."""
+    """Dropout of edges' coefficients for the loops: ``EdgeDropout``'s numbers, and the first of the heads."""
 
     drops: bool
     pulls_in: bool
@@ -115,13 +116,13 @@ class Masks(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """A tile's edges, ``TileEdges``' lists, and where a walk over them is. ``pulled``: rows of the pulled matrix, those
-    at and beyond which are absent. ``adds_loops``: every row gets one self-loop instead of those stored.
+    """A tile's edges (``TileEdges``' lists), and the state of a walk over them. ``pulled``: the rows of the pulled
+    matrix; neighbours at and beyond are absent. ``adds_loops``: every row gets one self-loop instead of those stored.
 
-    Of the row's edges that it has now: neighbours, which of the tile's edges they are (an added self-loop is one behind
-    these, the row's in their order), and what dropout multiplies their coefficients by. ``at`` is that row, where its
-    edges go on, up to where the tile's neighbours have been fetched, the last neighbour, how many before that are the
-    same, and how many edges there are now."""
+    The edges taken now: their neighbours, which of the tile's edges they are (added self-loops follow the tile's edges,
+    in the order of rows), and their dropout factors. ``at``: the row, where its edges continue, up to where neighbours
+    have been prefetched, the last neighbour, how many before it are the same, and how many edges are taken now.
+    """
 
     indices_E: AnyIntegers
     offsets_R1: AnyIntegers
@@ -139,7 +140,8 @@ class Walk(NamedTuple):
         cls, tile: TileEdges, pulled: Tensor, heads: range = range(0), dropout: EdgeDropout | None = None,
         direction: Direction = Direction.IN,
     ) -> "Walk":  # fmt: skip
-        """Over a tile whose edges pull rows of a matrix. Raises :class:`StoreError` where a neighbour is no row."""
+        """Return a walk over a tile whose edges pull rows of a matrix. Raises :class:`StoreError` if a neighbour is not
+        a row."""
         if tile.indices_E.numel():
             highest_row(tile, tile.indices_E)
         return cls(
@@ -153,26 +155,26 @@ class Walk(NamedTuple):
 
 
 def matrices(walk: Walk, count: int) -> tuple[npt.NDArray[Any], ...]:
-    """So many of a number for every head and every edge that there is at a time."""
+    """Return buffers of this many numbers for every head and every edge taken at a time."""
     return tuple(np.empty_like(walk.scale_HE) for _ in range(count))
 
 
 def computed(pulled: Tensor) -> torch.dtype:
-    """The type that rows of a matrix are computed with, and results have."""
+    """Return the type in which rows of a matrix are computed with, which results have, too."""
     return torch.float32 if pulled.dtype == torch.bfloat16 else pulled.dtype
 
 
 def array(rows: Tensor) -> npt.NDArray[Any]:
-    """A matrix as the loops take it, its rows one after the other; bfloat16 as int16."""
+    """Return a matrix as loops take it, with contiguous rows; bfloat16 as int16."""
     rows = rows.contiguous()
     return (rows.view(torch.int16) if rows.dtype == torch.bfloat16 else rows).numpy()
 
 
 @part
 def gather(walk, row):
-    """Have the next edges of ``row`` that count, ``EDGES`` at most, an added self-loop the last of them. The last one's
-    neighbour comes again until there are whole ``TOGETHER``. → whether there are any. StoreError where dropout tells
-    repeated edges apart and neighbours are not in ascending order."""
+    """Take the next edges of ``row`` that count, at most ``EDGES``, with an added self-loop last; return whether there
+    are any. The last one's neighbour is repeated up to a multiple of ``TOGETHER``. Raises StoreError if dropout must
+    tell repeated edges apart and neighbours do not ascend."""
     at, near_E, own, count = walk.at, walk.near_E, walk.start + row, 0
     if at[ROW] != row:
         at[ROW], at[CURSOR], at[LAST] = row, walk.offsets_R1[row], -1
@@ -198,8 +200,8 @@ def gather(walk, row):
 
 @part
 def fetch(walk, matrix, times):
-    """While a row's edges are computed with, have rows of ``matrix`` fetched that the ``EDGES`` behind them pull; now
-    as many as leave the others to as many of these calls. So memory has something to do all the time."""
+    """While a row's edges are computed with, prefetch rows of ``matrix`` that the following ``EDGES`` edges pull. Each
+    call prefetches its share of them, so that memory is always busy."""
     at = walk.at
     begin = max(at[FETCHED], at[CURSOR])
     end = begin + (min(at[CURSOR] + EDGES, len(walk.indices_E)) - begin) // times
@@ -211,7 +213,7 @@ def fetch(walk, matrix, times):
 
 @part
 def draw(walk, own, count):
-    """What dropout multiplies the coefficients of the edges by, for every head."""
+    """Compute the dropout factors of the edges' coefficients, for every head."""
     at, masks, scale_HE, low = walk.at, walk.masks, walk.scale_HE, 0xFFFFFFFF
     for edge in range(count):
         other = walk.near_E[edge]
@@ -235,7 +237,7 @@ def draw(walk, own, count):
 
 @part
 def _philox(c0, c1, c2, c3, key):
-    """``dropout.edges.philox`` of one count, of 32-bit numbers in 64 bits each."""
+    """Return ``dropout.edges.philox`` of one count, as 32-bit numbers in 64 bits each."""
     (k0, k1), low, half = key, np.uint64(0xFFFFFFFF), np.uint64(32)
     for _ in range(10):
         left, right = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
@@ -246,6 +248,6 @@ def _philox(c0, c1, c2, c3, key):
 
 @part
 def clear(out, row):
-    """Have a row of zeros."""
+    """Set a row to zeros."""
     for column in range(out.shape[1]):
         out[row, column] = 0

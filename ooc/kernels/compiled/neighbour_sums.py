@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ooc.kernels.aggregate``'s sum over neighbours as a compiled loop: some columns of a row are in registers while its
-neighbours are added, and what it adds of itself comes last.
+"""``ooc.kernels.aggregate``'s sum over neighbours as a compiled loop. Some columns of a row stay in registers while its
+neighbours are added; the row's own summand comes last.
 
-Shapes as there. The order of all sums is that of torch's ``embedding_bag``, and so are the bits.
+Shapes as there. All sums have the order of torch's ``embedding_bag``, and the same bits.
 """
 
 import torch
@@ -23,20 +23,20 @@ from ooc.kernels.compiled.loops import array, compiled, computed
 from ooc.kernels.edges import SelfLoops, TileEdges
 
 _LEAST_COLUMNS = {torch.float32: (128, 32), torch.float64: (1, 1), torch.bfloat16: (1 << 30, 32)}
-"""With which the loop takes less time than ``embedding_bag``, of any rows, and of rows that are halves of cache lines:
-with self-loops 0.67 times as long of 128 columns of float32, of multiples of 8 from 32 to 120 0.6 to 1.0 times, of
-others up to 1.1 times, of 16 as long; of float64 0.2 to 0.4 times; of 64 to 128 columns of bfloat16 in whole lines 0.6
-to 0.85 times, with self-loops 0.5 to 0.75, and of 32 columns 0.7."""
+"""The fewest columns for which the loop takes less time than ``embedding_bag``, for any rows, and for rows that are
+half cache lines. With self-loops it takes 0.67 times as long for 128 columns of float32, 0.6 to 1.0 times for multiples
+of 8 from 32 to 120, up to 1.1 times for other widths, and as long for 16; 0.2 to 0.4 times for float64; for bfloat16
+0.6 to 0.85 times for 64 to 128 columns in whole lines (0.5 to 0.75 with self-loops), and 0.7 times for 32 columns."""
 _AHEAD = 32
-"""Edges whose neighbours' rows are fetched before they are added."""
+"""How many edges ahead neighbours' rows are prefetched."""
 _NOTHING_01 = torch.empty(0, 1)
 
 
 def pull_tile(
     tile: TileEdges, source_NW: Tensor, *, has_loops: bool = True, own: Own = None, out: Tensor | None = None
 ) -> Tensor:
-    """As ``aggregate.pull_tile``; in ``out``, if it is given and holds the rows one right behind the other, or as many
-    of their first columns as it has."""
+    """As ``aggregate.pull_tile``. The result is in ``out`` if that is given and has contiguous rows, or has as many of
+    the first columns."""
     width = source_NW.shape[1]
     of_any, of_lines = _LEAST_COLUMNS.get(source_NW.dtype, (width + 1, width + 1))
     least = of_any if width * source_NW.itemsize % (NBYTES // 2) else of_lines
@@ -59,7 +59,7 @@ def pull_tile(
 
 @compiled
 def _sums(edges, numbers, own_R1, source_NW, out_RW):
-    """→ whether all neighbours are rows of the graph."""
+    """Return whether all neighbours are rows of the graph."""
     (indices_E, offsets_R1, weight_E), (start, nodes, factor) = edges, numbers
     width, last, one = source_NW.shape[1], len(indices_E) - 1, own_R1.dtype.type(1)
     zero = spread_rows(own_R1.dtype.type(0))

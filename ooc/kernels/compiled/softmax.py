@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What attentions have in common: a softmax over a row's edges as they come, head by head, and what flows back.
+"""What attentions have in common: a softmax over a row's edges as they come, head by head, and its gradient.
 
-Some dozens of edges are weighted at a time, by the exponential of their score above the highest so far, and sums so far
-shrink where a higher one comes ("online softmax"; Milakov and Gimelshein, 2018). ``softmax_HE`` has of every head the
-highest score and the sum of weights.
+Some dozens of edges are weighted at a time, by the exponential of their score minus the highest so far; the sums so far
+are scaled down when a higher score comes ("online softmax"; Milakov and Gimelshein, 2018). ``softmax_HE`` holds the
+highest score and the sum of weights of every head.
 
 H heads of C channels, E edges at a time.
 """
@@ -30,14 +30,15 @@ from ooc.kernels.compiled.loops import EDGES, part
 
 @part
 def begin(softmax_HE):
-    """Of a row without edges."""
+    """Set the state of a row without edges."""
     for head in range(len(softmax_HE)):
         softmax_HE[head, 0], softmax_HE[head, 1] = -np.inf, 0
 
 
 @part
 def weigh(weight_HE, head, count, softmax_HE):
-    """Write weights over scores, NaN over NaN, which the highest score is none of. → by what sums so far shrink."""
+    """Write weights over scores, and return the factor of the sums so far. NaN stays NaN and is never the highest
+    score."""
     dtype, lanes = weight_HE.dtype, NBYTES // weight_HE.itemsize
     before = softmax_HE[head, 0]
     for edge in range(count, -(-count // lanes) * lanes):
@@ -58,7 +59,7 @@ def weigh(weight_HE, head, count, softmax_HE):
 
 @part
 def drop(walk, weight_HE, head, count):
-    """Multiply weights by what dropout leaves of them."""
+    """Multiply weights by their dropout factors."""
     for edge in range(0, count if walk.masks.drops else 0, NBYTES // weight_HE.itemsize):
         weight = load(weight_HE, head, edge, count) * load(walk.scale_HE, head, edge, count)
         store(weight_HE, head, edge, count, weight)
@@ -66,7 +67,8 @@ def drop(walk, weight_HE, head, count):
 
 @part
 def finish(softmax_HE, head, out, row, begin, channels):
-    """Divide a head's weighted sum by the sum of weights. → log of the sum of exponentials, 0 without edges."""
+    """Divide a head's weighted sum by the sum of weights. Return the logarithm of the sum of exponentials, 0 without
+    edges."""
     weights = softmax_HE[head, 1]
     if weights == 0:
         return weights
@@ -76,15 +78,15 @@ def finish(softmax_HE, head, out, row, begin, channels):
 
 @part
 def fill(matrix_HE, head, count, value):
-    """Have the same number for all edges of a head."""
+    """Set the same number for all edges of a head."""
     for edge in range(0, count, NBYTES // matrix_HE.itemsize):
         store(matrix_HE, head, edge, count, spread(value))
 
 
 @part
 def differentiate(walk, score_HE, above_HE, lse_HE, d_HE, head, count):
-    """From a head's scores, products of messages with what flows back, lse and D: weights of what flows back to
-    messages, written over scores, and what flows back to scores, written over products."""
+    """From a head's scores, the products of messages with their gradients, lse and D, compute the weights of message
+    gradients, written over scores, and the gradients of scores, written over products."""
     for edge in range(0, count, NBYTES // score_HE.itemsize):
         share = kept = exp(load(score_HE, head, edge, count) - load(lse_HE, head, edge, count))
         above = load(above_HE, head, edge, count)
@@ -97,7 +99,7 @@ def differentiate(walk, score_HE, above_HE, lse_HE, d_HE, head, count):
 
 @part
 def leaky(score_HE, into_HE, head, count, slope):
-    """Scores, times the slope where they are not positive."""
+    """Multiply scores by the slope where they are not positive."""
     for edge in range(0, count, NBYTES // score_HE.itemsize):
         score = load(score_HE, head, edge, count)
         store(into_HE, head, edge, count, where_positive(score, score, score * slope))
@@ -105,7 +107,7 @@ def leaky(score_HE, into_HE, head, count, slope):
 
 @part
 def tanh(lanes, one):
-    """Of numbers of either sign. ``one``: of all lanes."""
+    """The hyperbolic tangent of numbers of either sign. ``one``: 1 in all lanes."""
     power = exp(-2.0 * where_positive(lanes, lanes, 0.0 - lanes))
     found = (one - power) / (one + power)
     return where_positive(lanes, found, 0.0 - found)
@@ -113,7 +115,7 @@ def tanh(lanes, one):
 
 @part
 def product(own, row, own_at, matrix, near_E, edge, at, channels):
-    """Of so many columns of a row of ``own`` with those of ``TOGETHER`` neighbours from ``edge`` on."""
+    """The product of columns of a row of ``own`` with those of ``TOGETHER`` neighbours from ``edge`` on."""
     sums = spread_rows(own.dtype.type(0))
     for channel in range(0, channels, NBYTES // own.itemsize):
         near = load_rows(matrix, near_E, edge, at + channel, at + channels)
@@ -123,7 +125,7 @@ def product(own, row, own_at, matrix, near_E, edge, at, channels):
 
 @part
 def add_weighted(matrix, near_E, at, channels, weight_HE, head, count, out, row, out_at, shrink):
-    """Add so many columns of neighbours, weighted, to those of a row of ``out``, which shrink before."""
+    """Add weighted columns of neighbours to those of a row of ``out``, which are first multiplied by ``shrink``."""
     lanes, end, out_end, whole = NBYTES // out.itemsize, at + channels, out_at + channels, 0
     for channel in range(0, channels - lanes, 2 * lanes):
         whole, here, other = channel + 2 * lanes, out_at + channel, out_at + channel + lanes
@@ -143,6 +145,6 @@ def add_weighted(matrix, near_E, at, channels, weight_HE, head, count, out, row,
 
 @part
 def multiply(out, row, begin, channels, by):
-    """So many columns of a row."""
+    """Multiply columns of a row."""
     for channel in range(begin, begin + channels, NBYTES // out.itemsize):
         store(out, row, channel, begin + channels, load(out, row, channel, begin + channels) * by)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ooc.kernels.edge_function``'s pulls of ``Product`` and ``Rectified`` as compiled loops: what is done to a column
-has nothing to do with the others.
+"""``ooc.kernels.edge_function``'s pulls of ``Product`` and ``Rectified`` as compiled loops, in which columns are
+independent.
 
-Of a row's edges some dozens are taken at a time, and of these one register of columns after the other: the terms of
-all of them, then messages or gradients, which are summed in registers. Columns of small groups, such as keys' that have
-gradients between them, come as halves of a register (``lanes.load_halves``).
+Some dozens of a row's edges are taken at a time, and for these one register of columns after the other: first the terms
+of all of them, then messages or gradients, which are summed in registers. Columns of small groups, such as keys with
+gradients between them, are loaded as halves of a register (``lanes.load_halves``).
 
 Shapes as there; L numbers of a register.
 """
@@ -45,14 +45,14 @@ Matrix = npt.NDArray[Any]
 
 IDENTITY, RELU, LEAKY_RELU, ELU, SIGMOID, TANH, SILU, SOFTPLUS = (one.value for one in Activation)
 _LINEAR_FROM = 20.0
-"""Above it torch's softplus is the identity."""
+"""Above this, torch's softplus is the identity."""
 
 
 class Factors(NamedTuple):
-    """``Product``'s: how many there are, columns of a group that sources and targets bring for each, and of either
-    activation, constant and whose columns of the two they are (-1: none); whose are added, and the activation of the
-    whole. ``is_gate``: they are ``gated``'s, for which nothing is asked edge by edge: that takes a tenth of the time.
-    ``is_more``: something is added, or has an activation at last."""
+    """The factors of a ``Product``: how many there are, which columns of a group sources and targets bring for each,
+    and, for either factor, activation, constant and the columns of the two ends (-1: none); whose are added, and the
+    activation of the whole. ``is_gate``: they are those of ``gated``, for which loops need no questions for each edge,
+    which saves a tenth of the time. ``is_more``: something is added, or the whole has an activation."""
 
     is_gate: bool
     is_more: bool
@@ -91,7 +91,7 @@ class Factors(NamedTuple):
 
 
 def registers(out: Matrix) -> Matrix:
-    """For two registers of every edge that there is at a time: of terms, messages or gradients."""
+    """Return buffers of two registers for every edge taken at a time: for terms, messages or gradients."""
     return np.empty((2 * EDGES, NBYTES // out.itemsize), out.dtype)
 
 
@@ -159,8 +159,8 @@ def product(walk, terms, factors, source_NW, target_RV, groups, term_EL, out_RO)
 
 @compiled
 def product_gradients(walk, terms, factors, source_XW, target_XV, above_XO, numbers, term_EL, out_RX, map_RM):
-    """Of the rows as targets or as sources; the others are those pulled. Groups' targets and gradients are so wide
-    apart, these from a column on."""
+    """Gradients of the rows as targets or as sources; the others are the pulled rows. The arguments give the widths of
+    groups' targets and gradients, and the first column of the latter."""
     are_targets, groups, target_width, above_width, above_first = numbers
     near_E, lanes = walk.near_E, NBYTES // out_RX.itemsize
     of_source = source_XW.shape[1] // groups if factors.by_sources else 0
@@ -272,7 +272,7 @@ def product_gradients(walk, terms, factors, source_XW, target_XV, above_XO, numb
 
 @part
 def _activated(code, constant, lanes, one):
-    """``Activation``'s function of a number, by its number. ``one``: of all lanes."""
+    """``Activation``'s function of a number, selected by its number. ``one``: 1 in all lanes."""
     if code == IDENTITY:
         return lanes
     if code == SIGMOID:
@@ -294,14 +294,14 @@ def _activated(code, constant, lanes, one):
 
 @part
 def _logistic(lanes, one):
-    """1 / (1 + e^-x), without powers of what is positive, which may be too large. ``one``: of all lanes."""
+    """1 / (1 + e^-x), without the exponential of a positive number, which may overflow. ``one``: 1 in all lanes."""
     power = exp(where_positive(lanes, 0.0 - lanes, lanes))
     return where_positive(lanes, one, power) / (one + power)
 
 
 @part
 def _slope(code, constant, lanes, value, one):
-    """The derivative where the function of ``lanes`` is ``value``; that of the identity is not asked for."""
+    """The derivative of the function of ``lanes`` whose value is ``value``; not needed for the identity."""
     if code == SIGMOID:
         return value * (one - value)
     zero = one - one
@@ -347,7 +347,7 @@ def rectified(walk, terms, source_NW, eps, term_EL, out_RO):
 
 @compiled
 def softmax(walk, terms, source_NW, numbers, term_EL, softmax_2O, out_RO, lse_RO):
-    """As ``rectified``, weighted column by column by a softmax, whose highest score so far and sum of weights are in
+    """As ``rectified``, weighted column by column by a softmax, whose highest score and sum of weights so far are in
     ``softmax_2O``."""
     eps, temperature = numbers
     near_E = walk.near_E
@@ -396,8 +396,8 @@ def softmax(walk, terms, source_NW, numbers, term_EL, softmax_2O, out_RO, lse_RO
 
 @compiled
 def rectified_gradients(walk, terms, source_XW, above_XP, numbers, term_EL, map_1M, out_RX, map_RM):
-    """Of the rows as sources, or of the map that makes terms of the edges to rows as targets; the others are those
-    pulled. Targets bring for every column its gradient, for a softmax with lse and D."""
+    """Gradients of the rows as sources, or, for rows as targets, of the map that makes terms; the others are the pulled
+    rows. Targets bring the gradient of every column, with lse and D for a softmax."""
     are_targets, weighted, eps, temperature = numbers
     near_E = walk.near_E
     dtype, lanes, columns = out_RX.dtype, NBYTES // out_RX.itemsize, source_XW.shape[1]
@@ -457,7 +457,7 @@ def rectified_gradients(walk, terms, source_XW, above_XP, numbers, term_EL, map_
 
 @part
 def _lay_out(map_1M, rows, groups, map_RM, row):
-    """The gradient of a row's map, feature after feature, group after group."""
+    """Write the gradient of a row's map, feature after feature, group after group."""
     columns = map_1M.shape[1] // rows
     width, place = columns // groups, 0
     if width == 1:
@@ -474,13 +474,14 @@ def _lay_out(map_1M, rows, groups, map_RM, row):
 
 @part
 def _blocks(groups, channels, lanes):
-    """How many registers hold the columns of all groups, by halves."""
+    """Return how many registers hold the columns of all groups, by halves."""
     return (groups * -(-channels // (lanes // 2)) + 1) // 2
 
 
 @part
 def _block(number, groups, channels, lanes):
-    """What is in the halves of a register: group, first channel and how many there are, 0 behind the last group."""
+    """Return what the halves of a register hold: group, first channel and how many there are, 0 beyond the last
+    group."""
     half = lanes // 2
     stretches = -(-channels // half)
     first_group, first_channel = 2 * number // stretches, 2 * number % stretches * half
@@ -491,28 +492,28 @@ def _block(number, groups, channels, lanes):
 
 @part
 def _at(block, width, first):
-    """Where that is in rows which have so many columns a group, the block's from the first on."""
+    """Return where a block lies in rows with this many columns for a group, the block's from the first on."""
     (group, channel, count), (other_group, other_channel, others) = block
     return group * width + first + channel, other_group * width + first + other_channel, count, others
 
 
 @part
 def _register(number, columns, lanes):
-    """Where the halves of a register are among columns that lie side by side."""
+    """Return where the halves of a register lie among consecutive columns."""
     begin, half = number * lanes, lanes // 2
     return begin, begin + half, columns - begin, columns - begin - half
 
 
 @part
 def _if_any(block, width, part, channels):
-    """Where so many columns a group are, in groups of ``width``, the ``part``-th of them; of none (-1) nothing."""
+    """Return where the ``part``-th columns of a group lie, in groups of ``width``; nothing for part -1."""
     first, other, count, others = _at(block, width, max(part, 0) * channels)
     return (first, other, count, others) if part >= 0 else (first, other, 0, 0)
 
 
 @part
 def _of_terms(block, width, factors, channels):
-    """Where terms of a block are, of groups so wide, for one factor and the other, which there may not be."""
+    """Return where a block's terms lie, for one factor and the other, if there is one."""
     at, other = _at(block, width, 0), _at(block, width, channels)
     if factors == 1:
         other = other[0], other[1], 0, 0
@@ -521,7 +522,7 @@ def _of_terms(block, width, factors, channels):
 
 @part
 def _make(walk, terms, count, at, other_at, term_EL):
-    """Two registers of these edges' terms: the first of all edges, then, from row ``EDGES`` on, the other."""
+    """Make two registers of these edges' terms: the first of all edges, then, from row ``EDGES`` on, the other."""
     lanes, zero = term_EL.shape[1], term_EL.dtype.type(0)
     if len(terms.weight_KT) == 0:
         for edge in range(count):
@@ -540,7 +541,7 @@ def _make(walk, terms, count, at, other_at, term_EL):
 
 @part
 def _copy(terms, place, at, term_EL, edge):
-    """A register of an edge's features themselves."""
+    """Copy a register of an edge's features."""
     edges, lanes = len(terms.stored_EK), term_EL.shape[1]
     if place < edges:
         store(term_EL, edge, 0, lanes, load_halves(terms.stored_EK, place, at, term_EL))
@@ -550,8 +551,8 @@ def _copy(terms, place, at, term_EL, edge):
 
 @part
 def _add(terms, d_term_EL, count, at, other_at, width, is_first, map_XM, row):
-    """Add what these edges add to the map's gradient in two registers of columns, to what there is but at first: of the
-    map's first row they are in these places, and of the next ones so many columns further on each."""
+    """Add these edges' part of the map's gradient in two registers of columns; the first time, write it. The map's
+    first row is in these places, each further row so many columns behind."""
     lanes, rows, zero = d_term_EL.shape[1], len(terms.weight_KT), map_XM.dtype.type(0)
     for k in range(0, rows, TOGETHER):
         sums = others = spread_rows(zero)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What features of edges add, as compiled loops read them: ``EdgeTerms``, a linear map of features or themselves; and
-the features of added self-loops.
+"""Terms of edges' features as compiled loops read them (``EdgeTerms``: a linear map of features, or the features
+themselves), and the features of added self-loops.
 
-K features of an edge, behind them 1 where the map has a bias; T columns of a term.
+K features of an edge, followed by 1 if the map has a bias; T columns of a term.
 """
 
 from dataclasses import replace
@@ -18,13 +18,13 @@ from ooc.kernels.edge_terms import EDGES_PER_PIECE, EdgeTerms, LoopFeatures
 from ooc.kernels.edges import TileEdges
 
 FEATURES = (torch.float32, torch.float64)
-"""Types of edges' features that loops read; others are converted."""
+"""The types of edges' features that loops read; others are converted."""
 
 
 class Terms(NamedTuple):
-    """``are_there``: of ``stored_EK``, features of the tile's edges, and ``loop_RK``, of added self-loops; they are
-    made by ``weight_KT``, whose last row may be a bias, for so many ``groups``, or without one are the features from
-    ``first`` on. ``feature_KE``: those of the edges that there are at a time."""
+    """The features that terms are made of. ``are_there``: there are any: ``stored_EK`` for the tile's edges, and
+    ``loop_RK`` for added self-loops. ``weight_KT``: the map, whose last row may be a bias, for ``groups`` groups;
+    without it, terms are the features from ``first`` on. ``feature_KE``: those of the edges taken now."""
 
     are_there: bool
     first: int
@@ -50,7 +50,7 @@ class Terms(NamedTuple):
 
 
 def readable(tile: TileEdges, pulled: Tensor) -> TileEdges:
-    """The tile with features of edges in a type that loops read, or in that which is computed in."""
+    """Return the tile with features of edges in a type that loops read, or in the compute type."""
     if tile.features_EK is None or tile.features_EK.dtype in FEATURES:
         return tile
     return replace(tile, features_EK=tile.features_EK.to(computed(pulled)))
@@ -58,7 +58,7 @@ def readable(tile: TileEdges, pulled: Tensor) -> TileEdges:
 
 @part
 def read(terms, walk, count):
-    """Have the features of the edges that there are, of which terms are made, feature by feature."""
+    """Read the features of the edges taken now, feature by feature."""
     edges, stored = terms.stored_EK.shape
     for feature in range(len(terms.weight_KT)):
         for edge in range(count):
@@ -72,7 +72,7 @@ def read(terms, walk, count):
 
 
 def loop_features(loops: LoopFeatures, tile: TileEdges, dtype: torch.dtype) -> Tensor:
-    """As ``LoopFeatures.of``, with the same bits; what edges from a row to itself carry has no part, be it infinite."""
+    """As ``LoopFeatures.of``, with the same bits; stored edges from a row to itself do not count, even if infinite."""
     assert tile.features_EK is not None
     out_RK = torch.empty(tile.rows, tile.features_EK.shape[1], dtype=dtype)
     tile = readable(tile, out_RK)

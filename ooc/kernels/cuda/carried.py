@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a row whose edges come in several pieces goes from one piece to the next.
+"""The state of a row whose edges come in several pieces, passed from one piece to the next.
 
-A row is cut between parts (``ooc.kernels.cuda.segments``), and a row's parts are added up in order. So the sum of those
-of one piece is what the next one goes on from, and results do not depend on where rows are cut.
+A row is cut between parts (``ooc.kernels.cuda.segments``), and its parts are added up in order. So the next piece
+continues from the sum of the parts before, and results do not depend on where rows are cut.
 """
 
 import torch
@@ -10,20 +10,21 @@ from torch import Tensor
 
 
 class Carried:
-    """Of the row that a piece ends within, for the pulls of one sweep over the rows: what its parts came to, for every
-    launch of a pull that adds parts up; and its last neighbour with how many edges of the row up to there lead to it,
-    by which dropout counts repeated edges."""
+    """The state of the row within which a piece ends, for the pulls of one sweep over the rows: the sums of its parts,
+    for every launch that adds parts up; and its last neighbour, with the number of the row's edges to it so far, by
+    which dropout counts repeated edges."""
 
     def __init__(self) -> None:
         self._sums: list[Tensor] = []
         self._launch = self._turn = 0
         self.before: Tensor | None = None
-        """The last neighbour before this piece and how many edges led to it [1, 2]; None where a row begins with it."""
+        """The last neighbour before this piece, and how many edges led to it [1, 2]; None if a row begins with the
+        piece."""
         self._last: Tensor | None = None
 
     def begin(self, indices_E: Tensor, *, goes_on: bool, left_open: int) -> None:
-        """A piece's edges are about to be pulled. ``goes_on``: its first row has begun before; ``left_open``: how many
-        of its last edges are of a row that goes on behind them."""
+        """Begin to pull a piece's edges. ``goes_on``: its first row has begun before; ``left_open``: how many of its
+        last edges belong to a row that continues behind them."""
         self._launch, self._turn = 0, 1 - self._turn
         self.before, self._last = self._last if goes_on else None, None
         if not left_open:
@@ -35,8 +36,8 @@ class Carried:
         self._last = torch.stack((last, count), dim=1)
 
     def sums(self, workspace_PS: Tensor) -> tuple[Tensor, Tensor]:
-        """For the next launch that adds up parts like those: what they have come to, and where it is kept what they
-        then come to, [S] each."""
+        """Return, for the next launch that adds up such parts, the sums so far and where the new sums are kept, [S]
+        each."""
         if self._launch == len(self._sums):
             self._sums.append(workspace_PS.new_empty(2, workspace_PS.shape[1]))
         both = self._sums[self._launch]

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How large a program is: a table by the width of rows and the size of a number, and what was measured to be faster.
+"""The shape of programs: a table by the width of rows and the size of a number, and shapes measured to be faster.
 
-A warp of 32 threads fetches 512 bytes at once when every thread loads 16. The table gives a program as many columns
-as a row has, rounded up to a power of two, and where that is less than a warp's worth, several rows. Shapes change
-no result, so any of them may be tried; which is fastest has never been measured for this table.
+A warp of 32 threads fetches 512 bytes at once if every thread loads 16. The table gives a program as many columns as a
+row has, rounded up to a power of two, and several rows if that is less than a warp's worth. Shapes do not change
+results, so any may be tried; which is fastest has never been measured for this table.
 
 Programs that need all columns of a row keep their sums in registers, in float32 whatever the source, so their rows are
-counted as if of float32. By the source's own bytes, GAT's attention with heads of 64 bfloat16 numbers had four rows a
-program and 191 registers a thread forward and 187 backward, compiled for 9.0; with two it has 90 and 95.
+counted as if they were float32. Counted in the source's own bytes, GAT's attention with heads of 64 bfloat16 numbers
+had four rows a program, and 191 registers a thread forward and 187 backward, compiled for 9.0; with two rows it has 90
+and 95.
 
-Nothing is measured while a model trains: ``shape_for`` looks up the fastest for a GPU in the user's cache folder, and
-takes the table's where nobody has measured (``tools/gpu_check`` does). Another
-GPU, version of Triton or of this program has a file of its own; what is there but damaged counts as not there.
+Nothing is measured during training: ``shape_for`` looks up the fastest shape for a GPU in the user's cache folder, and
+takes the table's if none has been measured (``tools/gpu_check`` does). Another GPU, version of Triton or of this
+program has a file of its own. A damaged file counts as missing.
 """
 
 import functools
@@ -30,15 +31,15 @@ from ooc.version import __version__
 
 WARP_BYTES = 512
 LANE_BYTES = WARP_BYTES // 32
-"""What a thread loads with one instruction at most."""
+"""The most bytes that a thread loads with one instruction."""
 MOST_WARPS = 8
 _SUMMED_BYTES = 4
-"""Of a number that is added up, at least."""
+"""The fewest bytes of a number that is added up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Segments and columns of a program (powers of two), edges whose loads are issued together, warps."""
+    """A program's shape: segments and columns (powers of two), edges whose loads are issued together, warps."""
 
     rows: int
     columns: int
@@ -47,18 +48,18 @@ class Shape:
 
 
 def power_of_two(width: int) -> int:
-    """The smallest that is not below ``width``."""
+    """Return the smallest power of two that is at least ``width``."""
     return 1 << max(0, width - 1).bit_length()
 
 
 def warps_for(block_bytes: int) -> int:
-    """Warps of a program that holds so many bytes."""
+    """Return the warps of a program that holds this many bytes."""
     return min(MOST_WARPS, power_of_two(-(-block_bytes // WARP_BYTES)))
 
 
 class Kernel(Enum):
-    """What shapes are chosen for: its name on disk, whether a program needs all columns of a head, and how many edges'
-    loads are issued together: fewer where an edge takes many registers."""
+    """What shapes are chosen for: a kernel's name on disk, whether a program needs all columns of a head, and how many
+    edges' loads are issued together, which is fewer if an edge takes many registers."""
 
     SUM = "sum", False, 4
     MAXIMUM = "maximum", False, 4
@@ -89,7 +90,7 @@ class Case:
 
     @property
     def summed_bytes(self) -> int:
-        """Of a number, as rows are counted."""
+        """Bytes of a number, as rows are counted."""
         return max(self.itemsize, _SUMMED_BYTES) if self.kernel.takes_whole_rows else self.itemsize
 
     @property
@@ -106,7 +107,7 @@ class Case:
 
 
 class Choices:
-    """The shapes measured so far, as the file at ``path`` has them; without a path they are not kept."""
+    """The shapes measured so far, kept in the file at ``path``, or only in memory."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -114,18 +115,18 @@ class Choices:
         self._asked: dict[Case, Shape] = {}
 
     def shape(self, case: Case) -> Shape:
-        """The fastest measured; the table's where none was. Asked for every launch."""
+        """Return the fastest shape measured, or the table's if there is none. Called for every launch."""
         known = self._asked.get(case)
         if known is None:
             known = self._asked[case] = self._shapes.get(case.key, case.usual)
         return known
 
     def use(self, case: Case, shape: Shape) -> None:
-        """From now on."""
+        """Use a shape from now on."""
         self._shapes[case.key] = self._asked[case] = shape
 
     def keep(self, case: Case, fastest: Shape) -> None:
-        """From now on, on disk too."""
+        """Use a shape from now on, and keep it on disk."""
         self.use(case, fastest)
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -134,19 +135,19 @@ class Choices:
 
 
 def shape_for(kernel: Kernel, source_NW: Tensor, width: int | None = None) -> Shape:
-    """The shape for rows of ``source_NW``, or for ``width`` of their columns, on the GPU where they are."""
+    """Return the shape for rows of ``source_NW``, or for ``width`` of their columns, on the GPU they are on."""
     case = Case(kernel, source_NW.shape[1] if width is None else width, source_NW.itemsize)
     return choices(str(source_NW.device)).shape(case)
 
 
 @functools.cache
 def choices(device: str) -> Choices:
-    """Those of a device; of the processor, where programs are only interpreted, none are kept."""
+    """Return the shapes of a device. For the CPU, where programs are only interpreted, none are kept."""
     return Choices(location(torch.cuda.get_device_name(device)) if device.startswith("cuda") else None)
 
 
 def location(gpu: str) -> Path:
-    """The file of the shapes measured on a GPU of this name, whether it is there or not."""
+    """Return the path of the file of shapes measured on a GPU of this name, whether it exists or not."""
     import triton
 
     text = json.dumps([gpu, triton.__version__, __version__])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masks of dropout, drawn on a GPU bit for bit: on rows those of ``ooc.kernels.dropout.rows``, inside of a layer that
-runs as it is those of ``ooc.kernels.dropout.opaque``.
+"""Masks of dropout drawn on a GPU, bit for bit those of the CPU: on rows those of ``ooc.kernels.dropout.rows``, inside
+opaque layers those of ``ooc.kernels.dropout.opaque``.
 
-NumPy's Philox counts up before it draws, so that a row's first count is one more than on its own account.
+NumPy's Philox counts up before it draws, so a row's first count is one more than it would be otherwise.
 """
 
 import torch
@@ -13,13 +13,14 @@ from ooc.kernels.cuda.programs.dropout import draw_edge_masks, draw_masks
 from ooc.kernels.dropout.edges import EdgeDropout
 
 _DRAWS, _WARPS = 256, 4
-"""Counts, or entries of edges, of a program: two a thread. Never tried otherwise."""
+"""Counts, or entries of edges, of a program (two a thread), and its warps. No other numbers have been tried."""
 _NUMBERS = 8
-"""Of 32 bits, that Philox4x64 gives for a count."""
+"""32-bit numbers that Philox4x64 gives for a count."""
 
 
 def keep_mask(like: Tensor, *, key: int, threshold: int, row_start: int) -> Tensor:
-    """Bool, of the shape of ``like`` [R, W] and where it is: which entries are kept, rows from ``row_start`` on.
+    """Return which entries of rows from ``row_start`` on are kept, as bool of the shape of ``like`` [R, W] and where it
+    is.
 
     ``key`` and ``threshold`` are those of ``ooc.kernels.dropout.rows.Draw``.
     """
@@ -42,7 +43,7 @@ def keep_mask(like: Tensor, *, key: int, threshold: int, row_start: int) -> Tens
 
 
 def keep_edges(dropout: EdgeDropout, targets_E: Tensor, sources_E: Tensor, repeats_E: Tensor, columns: int) -> Tensor:
-    """Bool [E, columns], where the edges are: which entries are kept."""
+    """Return, as bool [E, columns] on the device of the edges, which entries are kept."""
     keep = torch.empty(len(targets_E), columns, dtype=torch.int8, device=targets_E.device)
     if keep.numel():
         drawn = keep.numel(), columns, *dropped_below(dropout)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions that are edge functions on a GPU: as ``ooc.kernels.edge_function``, whose ``upstream`` serves here
+"""Convolutions that are edge functions, on a GPU. As ``ooc.kernels.edge_function``, whose ``upstream`` is used here,
 too, for those that have programs: GATv2's and TransformerConv's attention, GAT's with features of edges, GINE's sum.
 
-Nothing is stored per edge, terms of features included. Gradients of parameters come row by row, as on the CPU where
-rows are to be summed in one order. lse is of the summing type, everything else of the sources'.
+Nothing is stored for an edge, including terms of features. Gradients of parameters come row by row, as on the CPU if
+rows are to be summed in one order. lse has the summing type, everything else that of the sources.
 
 Shapes: N rows of a pulled matrix, R rows of the tile, W/V/T columns of sources, targets and terms, K features of an
 edge, O = H·C columns of messages; M columns of the map's gradient, for GINE a column's numbers side by side.
@@ -54,7 +54,8 @@ def attend_targets(
     *,
     keep: bool = False,
 ) -> Tensor:
-    """A softmax's sums into ``out``, with ``keep`` all that ``ooc.kernels.gat.attend`` gives then → lse, if not so."""
+    """Write a softmax's sums to ``out``, with ``keep`` all that ``ooc.kernels.gat.attend`` keeps; otherwise return
+    lse."""
     channels, heads = layer.channels, layer.heads
     lse_RH = source_NW.new_empty(0 if keep else tile.rows, heads, dtype=sums_dtype(source_NW.dtype))
     slot = heads * (2 * channels + 3 if keep else channels + 2)
@@ -67,7 +68,7 @@ def attend_targets(
 
 
 def pull_source_gradients(edges: EdgeMessages, *, source_RW: Tensor, target_NP: Tensor, layout: TargetLayout) -> Tensor:
-    """Backward over out-edges: the gradient of the tile's rows as sources; ``target_NP`` as ``layout`` packs it."""
+    """Backward over out-edges: the gradient of the tile's rows as sources; ``target_NP`` is packed by ``layout``."""
     tile, terms, heads = edges.tile, edges.terms, edges.heads
     assert len(source_RW) == tile.rows, "a program reads every row's own"
     if heads is None:
@@ -82,7 +83,7 @@ def pull_source_gradients(edges: EdgeMessages, *, source_RW: Tensor, target_NP: 
 def attend_sources(
     kernel: Kernel, layer: "Attention", made: Terms, tile: TileEdges, target_NP: Tensor, source_RW: Tensor
 ) -> Tensor:
-    """The gradient of the tile's rows as sources."""
+    """Return the gradient of the tile's rows as sources."""
     source_RW, target_NP = rows_in_line(source_RW), rows_in_line(target_NP)
     out_RW = source_RW.new_empty(source_RW.shape)
     sizes = {"width": layer.channels, "slot": out_RW.shape[1], "across": layer.heads}
@@ -98,7 +99,7 @@ def attend_sources(
 def pull_target_gradients(
     edges: EdgeMessages, *, source_NW: Tensor, target_RV: Tensor, upstream_R: Upstream, with_map: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Backward over in-edges: the gradient of the tile's rows as targets; ``with_map``: and of the terms' map."""
+    """Backward over in-edges: the gradient of the tile's rows as targets; ``with_map``: also that of the terms' map."""
     tile, terms, heads = edges.tile, edges.terms, edges.heads
     source_NW, target_RV = rows_in_line(source_NW), target_RV.contiguous()
     gradient_RO, statistics = upstream_R.gradient.contiguous(), upstream_R.statistics
@@ -133,8 +134,8 @@ def _rectify(
     *,
     backward: bool,
 ) -> None:
-    """GINE's relu(x + t) of sources, pulled by targets; ``backward``, the gradients of targets, pulled by sources where
-    relu let their own x + t through."""
+    """GINE's relu(x + t) of sources, pulled by targets; ``backward``: the gradients of targets, pulled by sources where
+    relu lets their own x + t through."""
     assert terms is not None
     width, made = out_RW.shape[1], Terms.of(terms, tile, pulled_NW)
     pulling = Pulling(Kernel.RECTIFIED, tile, pulled_NW, out_RW, width=width, slot=width)
@@ -162,7 +163,8 @@ def _rectified_map(tile: TileEdges, source_NW: Tensor, gradient_RW: Tensor, term
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """What programs take of a layer: columns of a head, its ``channels`` and those of a query, key and term."""
+    """What programs take of an attention layer: columns of a head, its ``channels`` and those of a query, key and
+    term."""
 
     heads: int
     channels: int
@@ -172,8 +174,8 @@ class Attention:
 
     @classmethod
     def of(cls, function: EdgeFunction, heads: Heads, channels: int, slices: int = 1) -> "Attention":
-        """``slices`` of a head, each a head of its own but for dropout; ModelError for a function that has no
-        program."""
+        """Return this for a function. Each of the ``slices`` of a head is a head of its own, except for dropout. Raises
+        ModelError for a function that has no program."""
         att_HC, slope, root = None, 0.0, 1.0
         match function:
             case Gatv2():
@@ -196,7 +198,7 @@ class Attention:
         return cls(count, channels, query, of_layer, att_HC)
 
     def vector(self, instead: Tensor) -> Tensor:
-        """GATv2's attention vectors; a program of another kind reads nothing there."""
+        """GATv2's attention vectors; programs of other kinds read nothing there."""
         return instead if self.att_HC is None else self.att_HC
 
     def constants(self, shape: Shape) -> dict[str, Any]:

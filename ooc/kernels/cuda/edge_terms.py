@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Terms of edges' features as programs on a GPU take them, and the features of added self-loops.
+"""Terms of edges' features as a GPU's programs take them, and the features of added self-loops.
 
 Shapes: R rows of the tile, E edges of it, K features, T columns of the term.
 """
@@ -16,13 +16,14 @@ from ooc.kernels.edge_terms import EdgeTerms, LoopFeatures
 from ooc.kernels.edges import SelfLoops, TileEdges, rows_in_line
 
 _NUMBERS_OF_A_THREAD = 8
-"""Of the map's gradient that a thread keeps in registers: with 16 the compiler spills some. Never tried on a GPU."""
+"""Numbers of the map's gradient that a thread keeps in registers; with 16 the compiler spills some. Not yet tried on a
+GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What programs are given of terms: features, those of self-loops, weight and bias of the map. ``mapped``: rows of
-    the map with that of its bias, 0 where there is none."""
+    """The arguments of programs for terms: features, those of self-loops, weight and bias of the map. ``mapped``: rows
+    of the map with its bias, 0 without a map."""
 
     operands: tuple[Tensor, Tensor, Tensor, Tensor]
     mapped: int
@@ -30,7 +31,7 @@ class Terms:
 
     @classmethod
     def of(cls, terms: EdgeTerms | None, tile: TileEdges, instead: Tensor) -> "Terms":
-        """Those of a tile's edges; ``instead`` stands where nothing is read."""
+        """Return the terms of a tile's edges; ``instead`` is passed where nothing is read."""
         features = loops = weight = bias = instead
         count, has_map, has_bias = 0, False, False
         if terms is not None:
@@ -49,13 +50,13 @@ class Terms:
 
 
 def map_block(mapped: int, shape: Shape, columns: int) -> int:
-    """Rows of the map's gradient of a program: as many as there are, or as registers hold."""
+    """Return how many rows of the map's gradient a program takes: all, or as many as registers hold."""
     most = _NUMBERS_OF_A_THREAD * 32 * shape.warps // (shape.rows * columns)
     return min(power_of_two(max(1, mapped)), max(1, most))
 
 
 def loop_features(loops: LoopFeatures, tile: TileEdges, dtype: torch.dtype) -> Tensor:
-    """[R, K]: of the rows of a tile of in-edges, the sum or mean over the edges from other rows."""
+    """Return [R, K]: for the rows of a tile of in-edges, the sum or mean over the edges from other rows."""
     assert tile.features_EK is not None and loops.constant_K is None
     features_EK, offsets = tile.features_EK.to(dtype), tile.offsets_here_R1.long()
     edges, place = len(features_EK), tile.indices_E.device

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all launches have in common: types, numbers of programs, on which device, and how segments are gone through."""
+"""What all launches have in common: types, numbers of programs, the device, and how segments are gone through."""
 
 from typing import Any
 
@@ -15,20 +15,20 @@ from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edges import SelfLoops, TileEdges
 
 on_device_of: Any = torch.cuda.device_of  # which has no types
-"""Launches within go to the GPU where a tensor is; in the interpreter there is none."""
+"""Return a context in which launches go to the GPU a tensor is on; the interpreter has none."""
 _TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-"""Of rows that Triton sums."""
+"""The types of rows that Triton sums."""
 
 
 def accumulator(dtype: torch.dtype) -> tl.dtype:
-    """In what sums of rows of type ``dtype`` are made. Raises :class:`ModelError` where there is no kernel."""
+    """Return the type in which rows of type ``dtype`` are summed. Raises :class:`ModelError` if there is no kernel."""
     if dtype not in _TYPES:
         raise ModelError(f"rows of {dtype} cannot be summed on a GPU; float64, float32, bfloat16 and float16 can")
     return tl.float64 if dtype == torch.float64 else tl.float32
 
 
 def sums_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The same as a type of torch: float32, or float64 of float64."""
+    """Return that type as a type of torch: float32, or float64 for float64."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -37,12 +37,12 @@ def ceil_div(count: int, size: int) -> int:
 
 
 def signed(word: int) -> int:
-    """64 bits as the signed number that they are to a program."""
+    """Return 64 bits as the signed number that a program sees."""
     return word - (word >> 63 << 64)
 
 
 def dropped_below(dropout: EdgeDropout | None) -> tuple[int, int]:
-    """The generator's key as one number, and below which of its numbers a coefficient is dropped."""
+    """Return the generator's key as one number, and the number below which a coefficient is dropped."""
     if dropout is None:
         return 0, 0
     low, high = dropout.key
@@ -50,11 +50,11 @@ def dropped_below(dropout: EdgeDropout | None) -> tuple[int, int]:
 
 
 class Pulling:
-    """A tile's rows pulling from ``matrix_NW`` into ``out``: launches with one program, or several side by side
+    """A pull of a tile's rows from ``matrix_NW`` into ``out``: launches of one program, or several side by side
     (``across``), for the same segments.
 
-    A program takes ``width`` columns, all of a head's, where their number is ``across``; otherwise blocks of columns.
-    Parts of long rows go to a workspace, ``slot`` numbers each in the summing type.
+    A program takes ``width`` columns, all those of a head, if their number is ``across``; otherwise blocks of columns.
+    Parts of long rows go to a workspace, with ``slot`` numbers each in the summing type.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class Pulling:
         self._workspace = matrix_NW.new_empty(self._slots, slot, dtype=sums_dtype(matrix_NW.dtype))
 
     def over_segments(self, program: Any, *operands: Tensor, numbers: tuple[int, ...] = (), **constants: Any) -> None:
-        """Every segment into its row of ``out`` or into its slot. ``operands`` come behind the matrix, ``numbers``
-        behind how many edges a segment has at most."""
+        """Launch every segment into its row of ``out`` or its slot. ``operands`` follow the matrix among the arguments,
+        ``numbers`` follow the most edges of a segment."""
         tile, shape, matrix = self._tile, self.shape, self._matrix_NW
         if self._out.numel() == 0:
             return
@@ -106,11 +106,12 @@ class Pulling:
             )
 
     def over_long_rows(self, program: Any, *operands: Tensor, **constants: Any) -> None:
-        """The slots of every long row into its row of ``out``. ``operands`` come behind the workspace."""
+        """Launch the slots of every long row into its row of ``out``. ``operands`` follow the workspace among the
+        arguments."""
         self._add_up(program, *operands, across=self.across, COLUMNS=self.shape.columns, **constants)
 
     def add_sums(self) -> None:
-        """The same of slots that are plain sums, as wide as a row of ``out``."""
+        """Launch the same for slots that are plain sums, as wide as a row of ``out``."""
         width = self._out.shape[1]
         columns = Case(Kernel.SUM, width, self._workspace.itemsize).usual.columns
         blocks = ceil_div(width, columns)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The largest of the neighbours' rows and its gradient on a GPU: as ``ooc.kernels.maximum``, whose
-``upstream`` serves here too.
+"""The largest of the neighbours' rows and its gradient on a GPU, as ``ooc.kernels.maximum``, whose ``upstream`` is used
+here, too.
 
-Maxima are of the source's type. What is kept for the backward pass is of the summing type, float32 unless the source
-is float64: it holds the maximum exactly, and numbers of ties that narrower types would round.
+Maxima have the source's type. What is kept for the backward pass has the summing type, float32 unless the source is
+float64: it holds the maximum exactly, and numbers of ties that narrower types would round.
 
 Shapes: N rows of a pulled matrix, R rows of the tile, W columns.
 """
@@ -19,8 +19,8 @@ from ooc.kernels.edges import TileEdges, rows_in_line
 
 
 def pull_maxima(tile: TileEdges, source_NW: Tensor, *, keep: bool) -> Tensor:
-    """Forward: targets pull the largest value of every column over in-edges → [R, W]; with ``keep`` each with its
-    ties beside it, [R, W·2]."""
+    """Forward: targets pull the largest value of every column over in-edges. Return [R, W]; with ``keep``, each
+    followed by its ties, [R, W·2]."""
     source_NW = rows_in_line(source_NW)
     width = source_NW.shape[1]
     dtype = sums_dtype(source_NW.dtype) if keep else source_NW.dtype
@@ -33,9 +33,9 @@ def pull_maxima(tile: TileEdges, source_NW: Tensor, *, keep: bool) -> Tensor:
 
 
 def pull_sources(tile: TileEdges, *, target_NK: Tensor, source_RW: Tensor) -> Tensor:
-    """Backward: sources pull the shares of the maxima they equal over out-edges → [R, W], of the sources' type.
+    """Backward: sources pull the shares of the maxima they equal over out-edges. Return [R, W] in the sources' type.
 
-    ``target_NK``: maximum and share of every column, as ``upstream`` gives them.
+    ``target_NK``: maximum and share of every column, as ``upstream`` returns them.
     """
     assert len(source_RW) == tile.rows, "a program reads every row's own"
     target_NK, source_RW = rows_in_line(target_NK), rows_in_line(source_RW)

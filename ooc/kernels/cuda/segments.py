@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a tile cut into segments of at most so many edges, as programs take them.
+"""A tile's rows cut into segments of bounded length, as programs take them.
 
-Degrees of real graphs are so uneven that one hub, summed by one program, would outlast all other rows together. So
-rows with more than ``EDGES_PER_SEGMENT`` edges are cut at multiples of it from their own first edge: each part is
-summed into a slot of a workspace, and a second launch adds a row's slots in order. Where a row is cut depends on
-nothing but the row, so results do not depend on tiles. A tile of many edges comes in pieces of whole rows and whole
-parts, what a row has come to going from one to the next (``carried``).
+Degrees of real graphs are so uneven that one hub, summed by one program, would outlast all other rows together. So rows
+with more than ``EDGES_PER_SEGMENT`` edges are cut at multiples of it from their own first edge. Each part is summed
+into a slot of a workspace, and a second launch adds a row's slots in order. Where a row is cut depends only on the row,
+so results do not depend on tiles. A tile of many edges comes in pieces of whole rows and whole parts; a row's state is
+passed from one piece to the next (``carried``).
 
-Who has the offsets in host memory lists the parts there, once for a graph, and brings those of a tile along with its
-offsets: few rows are long, and a tile without such rows needs no list at all. Every other row is a segment of its own,
+Whoever has the offsets in host memory lists the parts there, once for a graph, and passes those of a tile along with
+its offsets: few rows are long, and a tile without long rows needs no list. Every other row is a segment of its own,
 which programs find by its number.
 
 R rows of a tile, P parts of its long rows.
@@ -22,18 +22,18 @@ from torch import Tensor, from_numpy
 from ooc.kernels.edges import TileEdges
 
 EDGES_PER_SEGMENT = 512
-"""Edges that one program sums one after the other. Few enough that a tile's last programs do not keep the others
-waiting; many enough that the workspace stays small beside the results. Never measured on a GPU."""
+"""Edges that one program sums one after the other: few enough that a tile's last programs do not keep the others
+waiting, many enough that the workspace stays small beside the results. Never measured on a GPU."""
 
 
 def cut(tile: TileEdges, most: int = EDGES_PER_SEGMENT) -> tuple[Tensor, int]:
-    """The parts of a tile's long rows, and P, how many there are. If nobody has listed them, the host waits for the
-    offsets and does. A launch takes these segments first, which take longest, then all R rows, of which it passes over
-    the long ones.
+    """Return the parts of a tile's long rows, and their number P. If they have not been listed, the host waits for the
+    offsets and lists them. A launch takes these segments first, as they take longest, then all R rows, skipping the
+    long ones.
 
-    Of every part its row in the graph and which of the row's parts it is, in order of rows and within a row in order of
-    edges. The part's place in this list is its slot in the workspace. Where edges come in pieces, those of a piece are
-    listed; behind them stands ``Carried.before`` if it begins within a row.
+    For every part, the list has its row in the graph and which of the row's parts it is, in order of rows, then of
+    edges. The part's place in the list is its slot in the workspace. If edges come in pieces, the parts of a piece are
+    listed, followed by ``Carried.before`` if the piece begins within a row.
     """
     parts_P2 = tile.parts_P2
     if parts_P2 is None:
@@ -48,7 +48,7 @@ def cut(tile: TileEdges, most: int = EDGES_PER_SEGMENT) -> tuple[Tensor, int]:
 def long_parts(
     offsets_R1: npt.NDArray[np.signedinteger], start: int = 0, most: int = EDGES_PER_SEGMENT
 ) -> npt.NDArray[np.signedinteger]:
-    """The parts [P, 2] of rows with more than ``most`` edges, as ``cut`` has them; of the offsets' type. The rows are
+    """Return the parts [P, 2] of rows with more than ``most`` edges, as in ``cut``, in the offsets' type. The rows are
     those from ``start`` on, and their edges begin at ``offsets_R1``."""
     edges_R = np.diff(offsets_R1)
     rows_L = np.flatnonzero(edges_R > most)
@@ -60,5 +60,5 @@ def long_parts(
 
 
 def most_parts(edges: int, most: int = EDGES_PER_SEGMENT) -> int:
-    """The most parts that so many edges can make."""
+    """Return the most parts that this many edges can make."""
     return edges // most + edges // (most + 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plain sum over neighbours on a GPU: as ``ooc.kernels.aggregate``.
+"""The plain sum over neighbours on a GPU, as ``ooc.kernels.aggregate``.
 
 Shapes: N rows of the source, W width of the slab, R rows of the tile, E edges of these rows.
 """
@@ -18,13 +18,13 @@ from ooc.kernels.edges import SelfLoops, TileEdges, rows_in_line
 def pull_tile(
     tile: TileEdges, source_NW: Tensor, *, has_loops: bool = True, own: Own = None, out: Tensor | None = None
 ) -> Tensor:
-    """The sum over every row's edges, by the tile's weights where it has them → [R, W].
+    """Return the sum over every row's edges, with the tile's weights if it has them [R, W].
 
-    The result is of the source's type, summed in float32 (float64 where the source is) in the order of the list,
-    rounded once. Indices outside 0 … N are not followed and add nothing: damage is to be found where lists are read.
-    With self-loops, each row that the source has comes last among its own neighbours; those in its list do not count,
-    and to know that ``has_loops`` is false would save nothing. ``out`` [R, W] gets the rows, if it is given and holds
-    them one right behind the other.
+    The result has the source's type; it is summed in float32 (float64 if the source is) in the order of the list, and
+    rounded once. Indices outside 0 … N are not followed and add nothing: damage is found where lists are read. With
+    self-loops, each row that the source has comes last among its own neighbours; stored ones do not count, and knowing
+    that ``has_loops`` is false would save nothing. ``out`` [R, W] receives the rows if it is given and has contiguous
+    rows.
     """
     assert tile.weight_E is None or tile.self_loops is SelfLoops.AS_STORED, "an added self-loop has no weight"
     source_NW = rows_in_line(source_NW)

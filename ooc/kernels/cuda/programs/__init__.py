@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs on the GPU: Triton programs, one family a module. Without a GPU they run in Triton's interpreter."""
+"""The Triton programs that run on the GPU, one family a module. Without a GPU they run in Triton's interpreter."""

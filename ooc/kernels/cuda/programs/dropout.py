@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs that draw the masks of dropout on rows, and on edges and rows inside of a layer that runs as it is."""
+"""The programs that draw masks of dropout: on rows, and on edges and rows inside opaque layers."""
 
 import triton
 import triton.language as tl
@@ -7,11 +7,11 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["draws", "first", "key_low", "key_high", "threshold"])
 def draw_masks(out, draws, first, key_low, key_high, threshold, DRAWS: tl.constexpr):
-    """Eight bytes of ``out`` for each of ``draws`` counts from ``first`` on: 1 where the number is no less than
+    """Write eight bytes of ``out`` for each of ``draws`` counts from ``first`` on: 1 where the number is at least
     ``threshold``.
 
-    Philox4x64-10 gives four numbers of 64 bits a count, low half before high half; the first of a row's bytes is the
-    lowest of the eight, as GPUs and CPUs alike lay numbers out.
+    Philox4x64-10 gives four 64-bit numbers a count, low half before high half. The first of a row's bytes is the lowest
+    of the eight, as both GPUs and CPUs order bytes.
     """
     draw = tl.program_id(0).to(tl.int64) * DRAWS + tl.arange(0, DRAWS)
     count = (first + draw).to(tl.uint64)
@@ -28,7 +28,7 @@ def draw_masks(out, draws, first, key_low, key_high, threshold, DRAWS: tl.conste
 
 @triton.jit
 def halves_kept(number, threshold):
-    """Two bytes, of the low half and of the high half of numbers of 64 bits."""
+    """Return two bytes, for the low and the high half of 64-bit numbers."""
     low = (number & 0xFFFFFFFF).to(tl.int64) >= threshold
     high = (number >> 32).to(tl.int64) >= threshold
     return low.to(tl.int64) | (high.to(tl.int64) << 8)
@@ -36,7 +36,7 @@ def halves_kept(number, threshold):
 
 @triton.jit(do_not_specialize=["entries", "columns", "seed", "threshold"])
 def draw_edge_masks(out, targets, sources, repeats, entries, columns, seed, threshold, DRAWS: tl.constexpr):
-    """A byte of ``out`` for each of ``entries``, ``columns`` an edge: 1 where it is kept."""
+    """Write a byte of ``out`` for each of ``entries``, ``columns`` an edge: 1 where it is kept."""
     entry = tl.program_id(0).to(tl.int64) * DRAWS + tl.arange(0, DRAWS)
     is_entry = entry < entries
     edge = entry // columns
@@ -49,7 +49,7 @@ def draw_edge_masks(out, targets, sources, repeats, entries, columns, seed, thre
 
 @triton.jit
 def is_kept(target, source, repeats, head, seed, threshold):
-    """Whether dropout keeps the coefficients of edges: the masks of ``ooc.kernels.dropout.edges``."""
+    """Return whether dropout keeps the coefficients of edges: the masks of ``ooc.kernels.dropout.edges``."""
     high = (((target >> 32) << 8) | (source >> 32)) << 16
     last = (high | (head // 4)).to(tl.uint32)
     words = tl.philox(seed, target.to(tl.uint32), source.to(tl.uint32), repeats.to(tl.uint32), last)

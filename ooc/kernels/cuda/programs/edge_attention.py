@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of attention by an edge function: the running softmax over segments, and what merges the parts of long rows.
+"""Programs for attention by an edge function: the running softmax over segments, and the merging of long rows' parts.
 
-``ooc.kernels.edge_function`` has the formulas, ``ooc.kernels.functions`` what a source brings, KEY and
-value, and a target, QUERY:
+``ooc.kernels.edge_function`` has the formulas, ``ooc.kernels.functions`` what a source brings (KEY and value) and a
+target (QUERY):
 
     GATV2    key and value are the same C columns    s = att · leaky(query + key + t)    message value
     DOT      C columns each                          s = query · (key + t) / √C          message value + t
     SCALAR   key and query are one number            s = leaky(query + key + t)          message value
 
-SCALAR is GAT, with or without features of edges; without, ``KEEP`` also sums what ``ooc.kernels.gat`` keeps for the
-backward pass: the messages by weights times the slope of their scores (``bent``), and these weights. A head may then be
-cut into SLICES of its channels, each a head of its own here, which dropout does not tell apart.
+SCALAR is GAT, with or without features of edges. Without them, ``KEEP`` also sums what ``ooc.kernels.gat`` keeps for
+the backward pass: the messages times weights times the slope of their scores (``bent``), and these weights. A head may
+then be cut into SLICES of its channels, each a head of its own here, for which dropout draws the same masks.
 
-A program takes ROWS segments and one head, all CHANNELS of it (COLUMNS, rounded up). Nothing of a head's width is ever
-stored for an edge: either direction computes what it needs again from the two rows and the edge's features. So a term
-is FEATURES products, of numbers that all segments of a program share, against a fetch of as many columns. Features of
-stored edges and of added self-loops lie in matrices of their own, which may be of different types.
+A program takes ROWS segments and one head, all CHANNELS of it (COLUMNS, rounded up). Nothing as wide as a head is ever
+stored for an edge: both directions compute what they need again from the two rows and the edge's features. A term is
+FEATURES products, with numbers that all segments of a program share, against a fetch of as many columns. Features of
+stored edges and of added self-loops lie in separate matrices, which may be of different types.
 """
 
 import triton
@@ -36,9 +36,10 @@ def edge_terms(
     HAS_LOOPS: tl.constexpr, HAS_BIAS: tl.constexpr,
     ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """f W + b of one edge a segment, in columns ``column`` of ``weight`` [FEATURES, TERMS], feature after feature.
+    """f W + b of one edge for each segment, in columns ``column`` of ``weight`` [FEATURES, TERMS], feature after
+    feature.
 
-    ``place``: the edges among the tile's, where ``is_stored``; ``row``: those of the tile, where a self-loop
+    ``place``: the edges' positions in the tile, where ``is_stored``; ``row``: the rows of the tile, where a self-loop
     ``is_added``.
     """
     term = tl.full([ROWS, COLUMNS], 0.0, ACCUMULATOR)
@@ -58,7 +59,8 @@ def some_features(
     FEATURES: tl.constexpr, FEATURE_STRIDE: tl.constexpr, LOOP_STRIDE: tl.constexpr,
     HAS_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr,
 ):  # fmt: skip
-    """Features ``number`` [1, ·] of one edge a segment. Behind the last one comes 1, by which a bias is multiplied."""
+    """Features ``number`` [1, ·] of one edge for each segment. The last one is followed by 1, which is multiplied by a
+    bias."""
     is_feature = number < FEATURES
     found = tl.load(features + place * FEATURE_STRIDE + number, mask=is_stored & is_feature, other=0.0).to(ACCUMULATOR)
     if HAS_LOOPS:
@@ -68,7 +70,8 @@ def some_features(
 
 @triton.jit
 def score_edges(key, query, att, SLOPE: tl.constexpr, ROOT: tl.constexpr, KIND: tl.constexpr):
-    """Of one edge a segment what is bent or multiplied, and the score made of it; ``key`` has the edge's term."""
+    """For one edge of each segment, the argument of the rectifier or product, and the score; ``key`` includes the
+    edge's term."""
     if KIND == DOT:
         hidden = key
         score = tl.sum(hidden * query, axis=1, keep_dims=True) * ROOT
@@ -88,7 +91,7 @@ def source_of_edge(
     FEATURE_STRIDE: tl.constexpr, LOOP_STRIDE: tl.constexpr, HAS_BIAS: tl.constexpr, SELF_LOOPS: tl.constexpr,
     ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Of one edge a segment the key and the message at ``place``, with the edge's term."""
+    """For one edge of each segment, the key and the message at ``place``, including the edge's term."""
     value = tl.load(place + (CHANNELS if KIND == DOT else 0) + column, mask=is_edge & is_column, other=0.0)
     value = value.to(ACCUMULATOR)
     key = value
@@ -117,8 +120,8 @@ def message_segments(
     HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr, SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Messages weighted by the softmax of their scores over every segment, into ``out`` and ``lse`` or the segment's
-    slot (``store_sums``)."""
+    """Write messages weighted by the softmax of their scores over every segment, to ``out`` and ``lse`` or to the
+    segment's slot (``store_sums``)."""
     program = tl.program_id(0)
     head = program % HEADS
     column = tl.arange(0, COLUMNS)[None, :]
@@ -186,8 +189,8 @@ def finish_messages(
     out, lse, row, head, column, highest, weights, z, bents, bent_z, is_row,
     CHANNELS: tl.constexpr, HEADS: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    """A row's sums divided by the sum of its weights, and its lse; zeros in a row without edges. With KEEP all lie side
-    by side in ``out``, the bent sums last."""
+    """Write a row's sums divided by the sum of its weights, and its lse; zeros in a row without edges. With KEEP all
+    lie side by side in ``out``, the bent sums last."""
     is_empty = weights == 0
     divisor = tl.where(is_empty, 1.0, weights)
     place = row * HEADS + head
@@ -210,7 +213,7 @@ def finish_messages(
 def store_sums(
     place, column, highest, weights, z, bents, bent_z, is_part, CHANNELS: tl.constexpr, KEEP: tl.constexpr
 ):  # fmt: skip
-    """What a row has come to so far: its sum, the highest score and the sum of weights, with KEEP the bent sums."""
+    """Store a row's state so far: its sum, the highest score and the sum of weights; with KEEP also the bent sums."""
     is_column = is_part & (column < CHANNELS)
     scores = place + CHANNELS * (1 + KEEP)
     tl.store(place + column, z, mask=is_column)
@@ -223,7 +226,7 @@ def store_sums(
 
 @triton.jit
 def load_sums(place, column, is_part, CHANNELS: tl.constexpr, KEEP: tl.constexpr):
-    """What ``store_sums`` has stored, or that of a row of which nothing has been seen."""
+    """Load what ``store_sums`` has stored, or the state of a row without edges so far."""
     is_column = is_part & (column < CHANNELS)
     scores = place + CHANNELS * (1 + KEEP)
     z = tl.load(place + column, mask=is_column, other=0.0)
@@ -241,8 +244,8 @@ def message_slots(
     workspace, before, after, lse, offsets, parts, out, slots, rows, tile_start, most,
     CHANNELS: tl.constexpr, HEADS: tl.constexpr, KEEP: tl.constexpr, ACCUMULATOR: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The slots of every long row merged in order with what there is ``before``, into ``out`` and ``lse``, or ``after``
-    if more are to come."""
+    """Merge the slots of every long row in order with the state ``before``, into ``out`` and ``lse``, or into ``after``
+    if more slots are to come."""
     program = tl.program_id(0)
     head = program % HEADS
     column = tl.arange(0, COLUMNS)[None, :]

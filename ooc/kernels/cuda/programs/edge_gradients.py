@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of the gradients of attention by an edge function, pulled by sources and by targets.
+"""Programs for the gradients of attention by an edge function, pulled by sources and by targets.
 
-With α = exp(s - lse), dropout's scale k, D of a target and dZ, what flows back to it, an edge gives
+With α = exp(s - lse), dropout's scale k, D of a target and its gradient dZ, an edge gives
 
     dm = α k dZ        ds = α (k dZ · m - D)
 
-and from ds what is bent or multiplied, ``hidden`` (``edge_attention``), has its gradient. Parts of long rows are plain
-sums, which ``sum_slots`` adds up.
+and ds gives the gradient of the argument of the rectifier or product, ``hidden`` (``edge_attention``). Parts of long
+rows are plain sums, which ``sum_slots`` adds up.
 """
 
 import triton
@@ -47,8 +47,8 @@ def message_sources(
     LOOP_STRIDE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr, SELF_LOOPS: tl.constexpr,
     ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of every segment's own row of ``source``, over the targets that it goes to: query, gradient, lse and
-    D, PACKED columns a head; into ``out``, or summed into the segment's slot."""
+    """Write the gradient of every segment's own row of ``source``, from the targets it goes to (query, gradient, lse
+    and D, PACKED columns a head), to ``out`` or to the segment's slot."""
     program = tl.program_id(0)
     head = program % HEADS
     column = tl.arange(0, COLUMNS)[None, :]
@@ -138,8 +138,8 @@ def message_targets(
     SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of every segment's own row of ``target``, RESULT columns a head, and of MAPPED rows of the map that
-    makes terms, behind those of all heads; into ``out``, or summed into the segment's slot.
+    """Write the gradient of every segment's own row of ``target``, RESULT columns a head, followed by MAPPED rows of
+    the map that makes terms, to ``out`` or to the segment's slot.
 
     RESULT is QUERY, or for GATV2 twice that: the gradient of ``att`` comes row by row beside the query's. BLOCKS
     programs side by side share the rows of the map, BLOCK each; the first of them has the row's own gradient.
@@ -230,7 +230,7 @@ def pack_upstream(
     gradient, kept, a_dst, out, d_target, rows,
     CHANNELS: tl.constexpr, GROUPS: tl.constexpr, ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Of ROWS rows and a group of GAT what sources pull, a_dst, dZ, lse and D, into ``out``, and da_dst into
+    """Write what sources pull of ROWS rows and a group of GAT (a_dst, dZ, lse and D) to ``out``, and da_dst to
     ``d_target``, from what the forward pass kept."""
     program = tl.program_id(0)
     group = program % GROUPS

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of GINE's sum of relu(x_j + t) over neighbours, and of its gradients.
+"""Programs for GINE's sum of relu(x_j + t) over neighbours, and for its gradients.
 
 A program takes ROWS segments and COLUMNS columns. With a map an edge's term is f W + b; without, it is the edge's own
-FEATURES, from ``first_column`` on. Parts of long rows are plain sums, which ``sum_slots`` adds up.
+FEATURES from ``first_column`` on. Parts of long rows are plain sums, which ``sum_slots`` adds up.
 """
 
 import triton
@@ -21,8 +21,8 @@ def rectified_segments(
     SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Forward, relu(x + t) of sources x summed over every segment, into ``out`` or the segment's slot. BACKWARD, the
-    gradients of targets summed where the segment's own x of ``own_rows`` and the edge's t come to more than 0."""
+    """Forward: write relu(x + t) of sources x, summed over every segment, to ``out`` or to the segment's slot.
+    BACKWARD: sum the gradients of targets where the segment's own x of ``own_rows`` plus the edge's t is above 0."""
     program = tl.program_id(0)
     column = (program % BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     is_column = column < WIDTH
@@ -70,8 +70,9 @@ def rectified_map(
     HAS_BIAS: tl.constexpr, SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the map over every segment, MAPPED numbers a column side by side, into ``out`` or the slot: its
-    own row of ``upstream`` where a source's x and the edge's t come to more than 0, times the edge's features."""
+    """Write the gradient of the map over every segment, MAPPED numbers of a column side by side, to ``out`` or to the
+    slot: the segment's own row of ``upstream`` where a source's x plus the edge's t is above 0, times the edge's
+    features."""
     program = tl.program_id(0)
     number = (program % BLOCKS) * BLOCK + tl.arange(0, BLOCK)[None, :]
     column = (program // BLOCKS % COLUMN_BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)[None, :]

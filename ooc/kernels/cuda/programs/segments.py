@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs over segments have in common: which rows and edges they take, which slots, and rounding.
+"""What programs over segments have in common: which rows, edges and slots they take, and rounding.
 
-Called once a program, but for ``next_edge``. Programs of sums and maxima, which do little else, have that written out:
-a call for every edge would make the interpreter several times as slow.
+These are called once a program, except for ``next_edge``. Programs of sums and maxima, which do little else, have it
+inlined by hand: a call for every edge would make the interpreter several times as slow.
 """
 
 import triton
@@ -11,9 +11,9 @@ import triton.language as tl
 
 @triton.jit
 def narrow(value, TYPE: tl.constexpr):
-    """``value`` as TYPE, rounded to nearest, ties to even.
+    """Return ``value`` as TYPE, rounded to nearest, ties to even.
 
-    For bfloat16 that is done on the bits: a cast does the same on a GPU, but cuts digits off in the interpreter.
+    For bfloat16 this is done on the bits: a cast does the same on a GPU, but truncates in the interpreter.
     """
     if tl.bfloat16 == TYPE:
         bits = value.to(tl.float32).to(tl.uint32, bitcast=True)
@@ -29,12 +29,12 @@ def open_segments(
     number, offsets, parts, slots, rows, tile_start, most,
     SELF_LOOPS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The ``number``-th ROWS segments, one below the other: their slots, rows, first edges, edges and steps.
+    """Return the ``number``-th ROWS segments, one below the other: their slots, rows, first edges, edges and steps.
 
-    The first ``slots`` segments are the parts of long rows; of the others, which are whole rows, the slot is −1.
-    Beyond the last segment, and where a whole row is long, the row is ``rows`` and there are no edges. With self-loops
-    a row's last segment has one step more than edges. A launch has fewer than 2³¹ segments: in 64 bits their numbers
-    would take registers that attention has no more of.
+    The first ``slots`` segments are the parts of long rows; for the others, which are whole rows, the slot is −1.
+    Beyond the last segment, and for a whole row that is long, the row is ``rows`` and there are no edges. With
+    self-loops a row's last segment has one step more than edges. A launch has fewer than 2³¹ segments: 64-bit numbers
+    would take registers that attention does not have.
     """
     place = number * ROWS + tl.arange(0, ROWS)[:, None]
     is_part = place < slots
@@ -55,9 +55,9 @@ def open_segments(
 
 @triton.jit
 def open_long_row(number, offsets, parts, slots, rows, tile_start, most):
-    """The row of the ``number``-th of ``slots`` parts, its first slot and how many it has here, if it is the first of
-    the row's parts that are here; otherwise ``rows`` and none. Whether parts before these have been added up, and
-    whether others are to come. All but the number of slots [1, 1]."""
+    """Return the row of the ``number``-th of ``slots`` parts, its first slot and how many it has here, if it is the
+    first of the row's parts that are here; otherwise ``rows`` and none. Also whether parts before these have been added
+    up, and whether others are to come. All but the number of slots are [1, 1]."""
     slot = number.to(tl.int64) + tl.full([1, 1], 0, tl.int64)
     row = tl.load(parts + 2 * slot).to(tl.int64) - tile_start
     part = tl.load(parts + 2 * slot + 1).to(tl.int64)
@@ -71,9 +71,9 @@ def open_long_row(number, offsets, parts, slots, rows, tile_start, most):
 
 @triton.jit
 def open_repeats(indices, offsets, parts, slots, row, rows, first, edges):
-    """Each segment's first neighbour, and how many edges of its row before that one equal it, less one: the first edge
-    finds its like in the former and is counted again. Rows are in ascending order. Of a row that has begun before these
-    ``indices`` the last neighbour before them, and how many edges of it, stand behind the ``slots`` parts."""
+    """Return each segment's first neighbour, and one less than the number of edges of its row before that equal it,
+    since the first edge equals it and is counted again. Neighbours of a row ascend. For a row that has begun before
+    these ``indices``, the last neighbour before them and its number of edges follow the ``slots`` parts."""
     row_start = tl.load(offsets + row, mask=row < rows, other=0)
     begun = tl.maximum(row_start, 0)
     neighbour = tl.load(indices + first, mask=edges > 0, other=0)
@@ -98,9 +98,9 @@ def next_edge(
     indices, edge, first, edges, steps, own, nodes, previous, repeats,
     SELF_LOOPS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Each segment's ``edge``-th: its neighbour, whether there is such an edge to a row below ``nodes``, and whether it
-    is a stored one or an added self-loop, which comes last; the neighbour before it and the ``repeats`` for the next
-    call, where there is dropout."""
+    """Return each segment's ``edge``-th edge: its neighbour, whether there is such an edge to a row below ``nodes``,
+    and whether it is a stored edge or an added self-loop, which comes last; and with dropout, the neighbour before it
+    and the ``repeats`` for the next call."""
     is_edge = edge < edges
     neighbour = tl.load(indices + first + edge, mask=is_edge, other=0).to(tl.int64)
     if HAS_DROPOUT:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of the plain sum and of the maximum over neighbours, and of what adds up or merges the parts of long rows.
+"""Programs for the plain sum and the maximum over neighbours, and for adding up or merging the parts of long rows.
 
 A program takes ROWS segments and COLUMNS columns. BLOCKS programs side by side cover the columns: those of the same
 segments run at about the same time and find each other's indices in the cache. Widths are known when a program is
 compiled, so that it can load as many numbers at a time as their alignment allows. Whatever counts elements of a matrix
 is int64.
 
-Values are compared in ACCUMULATOR, which holds every value of a narrower type exactly; ties are counted in it.
-Maximum and ties, maximum and share lie side by side, column after column.
+Values are compared in ACCUMULATOR, which holds every value of a narrower type exactly; ties are counted in it. Maximum
+and ties, or maximum and share, lie side by side, column after column.
 """
 
 import triton
@@ -28,9 +28,9 @@ def sum_segments(
     SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Rows of ``source`` [nodes, WIDTH] summed over every segment, into ``out`` or the segment's slot; WEIGHTED, each
-    times the edge's weight in ``other``. Of SHARES, the source [nodes, 2 · WIDTH] are maxima and shares: the shares
-    where the maximum is the value in the segment's own row of ``other``.
+    """Write the rows of ``source`` [nodes, WIDTH], summed over every segment, to ``out`` or to the segment's slot; if
+    WEIGHTED, each times the edge's weight in ``other``. With SHARES, the source [nodes, 2 · WIDTH] holds maxima and
+    shares: the shares are summed where the maximum equals the value in the segment's own row of ``other``.
 
     With self-loops, rows of the tile are those of the source from ``tile_start`` on, and each comes last.
     """
@@ -76,8 +76,8 @@ def sum_slots(
     workspace, before, after, offsets, parts, out, slots, rows, tile_start, most,
     WIDTH: tl.constexpr, BLOCKS: tl.constexpr, ACCUMULATOR: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The slots of every long row, added in order to what there is ``before``, into ``out``, or ``after`` if more are
-    to come."""
+    """Add the slots of every long row, in order, to the sum ``before``, into ``out``, or into ``after`` if more are to
+    come."""
     program = tl.program_id(0)
     column = (program % BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     row, first, count, goes_on, is_open = open_long_row(
@@ -93,7 +93,8 @@ def sum_slots(
 
 @triton.jit
 def finish_maxima(out, place, highest, ties, is_stored, KEEP: tl.constexpr):
-    """Maxima, 0 in rows without edges, and the parts of their gradients; where the maximum is 0, one more."""
+    """Return maxima, 0 in rows without edges, and the number of parts of their gradients, one more where the maximum is
+    0."""
     is_empty = ties == 0
     highest = tl.where(is_empty, 0.0, highest)
     if KEEP:
@@ -110,7 +111,8 @@ def maxima_segments(
     WIDTH: tl.constexpr, STRIDE: tl.constexpr, BLOCKS: tl.constexpr, KEEP: tl.constexpr, SELF_LOOPS: tl.constexpr,
     ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """The largest of every column over every segment and how many equal it, into ``out`` or the segment's slot."""
+    """Write the largest value of every column over every segment, and how many equal it, to ``out`` or to the segment's
+    slot."""
     program = tl.program_id(0)
     column = (program % BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     is_column = column < WIDTH
@@ -150,7 +152,7 @@ def maxima_slots(
     workspace, before, after, offsets, parts, out, slots, rows, tile_start, most,
     WIDTH: tl.constexpr, BLOCKS: tl.constexpr, KEEP: tl.constexpr, ACCUMULATOR: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The slots of every long row merged with what there is ``before``, into ``out``, or ``after`` if more are to
+    """Merge the slots of every long row with the maxima ``before``, into ``out``, or into ``after`` if more are to
     come."""
     program = tl.program_id(0)
     column = (program % BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
