@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an aggregation knows of every row: where its edges start, how it is scaled, whether it counts itself.
+"""The constants that an aggregation needs for every row: where its edges start, how it is scaled, whether it counts
+itself.
 
-GCN's and mean's coefficients factor into a scaling of rows before and after a plain sum, so the topology on
-disk is column indices only:
+GCN's and mean's coefficients factor into a scaling of rows before and after a plain sum, so the topology on disk is
+column indices only:
 
     gcn   D^-1/2 (A + I) D^-1/2 M      mean   D^-1 A M      sum   A M
 
-Where edges have weights, A is a matrix of these, the sum a weighted one, and I what self-loops weigh.
+If edges have weights, A is a matrix of these, the sum a weighted one, and I the weight of self-loops.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ _CHUNK_EDGES = 1 << 18
 
 
 class Scaling(Enum):
-    """How neighbours are weighted."""
+    """How neighbours are weighted in a sum."""
 
     SUM = "sum"
     MEAN = "mean"
@@ -39,9 +40,9 @@ class Scaling(Enum):
     GCN = "gcn"
     GCN_NO_LOOPS = "gcn without self-loops"
     LAPLACIAN = "laplacian"
-    """As its off-diagonal: by out-degrees, and as if there were no self-loops."""
+    """The off-diagonal part of the Laplacian: by out-degrees, ignoring self-loops."""
     RANDOM_WALK = "random walk"
-    """The same, divided by the out-degree of the source instead of the roots of both ends'."""
+    """As LAPLACIAN, divided by the source's out-degree instead of the square roots of both ends'."""
     WEIGHTED_SUM = "weighted sum"
     WEIGHTED_GCN = "weighted gcn"
     WEIGHTED_GCN_IMPROVED = "weighted gcn with self-loops of weight 2"
@@ -55,42 +56,42 @@ class Scaling(Enum):
 
     @property
     def basic(self) -> "Scaling":
-        """Whatever edges it is over."""
+        """The scaling without its edge type."""
         return self
 
     @property
     def label(self) -> str:
-        """What matrices that are summed so are called by."""
+        """A name for matrices that are summed in this way."""
         return self.name.lower()
 
     @property
     def reversed(self) -> bool:
-        """Over out-neighbours, and by out-degrees."""
+        """Whether it sums over out-neighbours, and by out-degrees."""
         return self.name.startswith("REVERSED")
 
     @property
     def weighted(self) -> bool:
-        """By the weights of the store's edges."""
+        """Whether edges count by their weights in the store."""
         return self.value.startswith("weighted")
 
     @property
     def normalized(self) -> bool:
-        """By the degrees of both ends, before and after the sum, or of the sources alone."""
+        """Whether rows are scaled by the degrees of both ends, before and after the sum, or of sources alone."""
         return not self.plain and self not in (Scaling.MEAN, Scaling.MEAN_OF_ALL, Scaling.REVERSED_MEAN)
 
     @property
     def within_a_type(self) -> bool:
-        """Whether it scales both ends of edges, or adds self-loops, so that these are of one type."""
+        """Whether both ends of edges must be of one type, because both are scaled or self-loops are added."""
         return self.normalized or self.loop_weight is not None
 
     @property
     def loop_weight(self) -> float | None:
-        """What a self-loop weighs that is added to a row without one; None: none is added."""
+        """The weight of the self-loop that is added to a row without one; None if none is added."""
         return _LOOP_WEIGHTS.get(self)
 
     @property
     def may_vanish(self) -> bool:
-        """Whether a row may be scaled with 0: without self-loops there are rows without edges, and weights may be 0."""
+        """Whether a row's factor may be 0: without self-loops some rows have no edges, and weights may be 0."""
         return self in _VANISHING or (self.weighted and self.normalized)
 
     @property
@@ -99,7 +100,7 @@ class Scaling(Enum):
         return self in (Scaling.SUM, Scaling.WEIGHTED_SUM, Scaling.REVERSED_SUM)
 
     def against_the_edges(self) -> "Scaling | None":
-        """The same over neighbours at the other end; None where there is none."""
+        """Return the same scaling over neighbours at the other end of edges; None if there is none."""
         return Scaling.__members__.get(f"REVERSED_{self.name}")
 
 
@@ -117,8 +118,8 @@ _VANISHING = (Scaling.GCN_NO_LOOPS, *LAPLACIANS, Scaling.REVERSED_GCN_NO_LOOPS)
 
 @dataclass(frozen=True, slots=True)
 class RelationScaling:
-    """``basic`` of sums over the edges of one type, by their own degrees; of nodes of two types a sum or a mean.
-    Attention and the like count as sums."""
+    """A scaling ``basic`` of sums over the edges of one type, by their own degrees. Between nodes of two types it is a
+    sum or a mean. Attention and the like count as sums."""
 
     basic: Scaling
     relation: EdgeType
@@ -139,25 +140,25 @@ AnyScaling = Scaling | RelationScaling
 
 
 def ends_of(scaling: AnyScaling) -> tuple[str, str]:
-    """The types of the nodes that are summed, and of those that get the sums; "" where there is but one."""
+    """Return the node types of the summed rows and of the results; "" if the graph has only one type."""
     relation = scaling.relation if isinstance(scaling, RelationScaling) else None
     return ends_of_edges(relation, flipped=scaling.basic.reversed)
 
 
 def ends_of_edges(relation: EdgeType | None, *, flipped: bool) -> tuple[str, str]:
-    """The types of nodes that edges lead from and to, taken as they are or the other way round; "" of all edges."""
+    """Return the node types that edges lead from and to, as stored or flipped; "" for all edges."""
     source, target = ("", "") if relation is None else (relation.source, relation.target)
     return (target, source) if flipped else (source, target)
 
 
 @dataclass(frozen=True, slots=True)
 class RowScaling:
-    """What one scaling does to every row, in host memory: ``scale_N1`` and ``self_N1`` in the compute dtype. They go to
-    a device tile by tile.
+    """The factors of every row for one scaling, in host memory: ``scale_N1`` and ``self_N1`` in the compute dtype. A
+    device gets them tile by tile.
 
-    ``before``: rows are scaled before the sum, ``after``: and behind it. ``self_term``: every row counts itself once;
-    ``self_N1`` then holds what its self-loop weighs minus the self-loops already among its edges, ``None`` where that
-    is 1 everywhere.
+    ``before``, ``after``: rows are scaled before the sum, after it, or both. ``self_term``: every row counts itself
+    once; ``self_N1`` is then the weight of its self-loop minus that of self-loops already among its edges, or ``None``
+    if that is 1 everywhere.
     """
 
     scale_N1: Tensor | None = None
@@ -167,13 +168,14 @@ class RowScaling:
     self_N1: Tensor | None = None
 
     def own(self, rows: slice, source: Tensor) -> Own:
-        """What these rows are multiplied by as summands of their own, where ``source`` is."""
+        """Return the factor of these rows as summands of their own, on the device of ``source``."""
         if not self.self_term:
             return None
         return 1.0 if self.self_N1 is None else self.self_N1[rows].to(source.device, non_blocking=True)
 
     def scale(self, start: int, rows_RC: Tensor) -> Tensor | None:
-        """[R, 1] factors after the sum for rows from ``start`` on, where these are; ``None`` for a plain sum."""
+        """Return the factors [R, 1] after the sum for rows from ``start`` on, on the device of the rows; ``None`` for a
+        plain sum."""
         if self.scale_N1 is None:
             return None
         return self.scale_N1[start : start + rows_RC.shape[0]].to(rows_RC.device, non_blocking=True)
@@ -184,15 +186,16 @@ _PLAIN = RowScaling()
 
 @dataclass(slots=True)
 class GraphRows:
-    """Constants of rows in host memory: ``offsets`` [N+1] by topology, and what each scaling of the model needs; for
-    the kernels of a device with memory of its own, ``parts`` of long rows [P, 2] (``kernels.cuda.segments``)."""
+    """Constants of rows in host memory: ``offsets`` [N+1] by topology, the factors of each of the model's scalings,
+    and, for the kernels of a device with memory of its own, ``parts`` of long rows [P, 2]
+    (``kernels.cuda.segments``)."""
 
     offsets: dict[EdgesKey, npt.NDArray[np.signedinteger]] = field(default_factory=dict)
     parts: dict[EdgesKey, npt.NDArray[np.signedinteger]] = field(default_factory=dict)
     scalings: Mapping[AnyScaling, RowScaling] = field(default_factory=dict)
 
     def memory(self) -> Iterator[Bytes]:
-        """Where it lies, on pages of its own: tiles' parts of it are brought to a device."""
+        """Yield the memory of all constants. It lies on pages of its own, since parts of it are copied to a device."""
         yield from (offsets.view(np.uint8) for offsets in self.offsets.values())
         yield from (parts_P2.reshape(-1).view(np.uint8) for parts_P2 in self.parts.values() if len(parts_P2))
         for scaling in self.scalings.values():
@@ -201,23 +204,23 @@ class GraphRows:
                     yield constants_N1.view(-1).view(torch.uint8).numpy()
 
     def scaled(self, scaling: AnyScaling) -> RowScaling:
-        """What ``scaling`` does to rows; nothing where nothing is known of it."""
+        """Return the factors of ``scaling``; no scaling if it is not known."""
         return self.scalings.get(scaling, _PLAIN)
 
     def most_edges(self, direction: EdgesKey) -> int:
-        """The most edges of any row, 0 where nothing is known of them."""
+        """Return the most edges of any row, 0 if the topology is not known."""
         offsets = self.offsets.get(direction, np.zeros(1, dtype=np.int64))
         return _most_edges(lambda start, stop: offsets[start:stop], len(offsets) - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveRows:
-    """How many leading rows a stage must compute: element d is for what lies d hops before the scored rows.
+    """How many leading rows a stage must compute: element d is for values d hops before the scored rows.
 
-    ``training`` counts from the rows of the loss, ``scoring`` from those of any split; both have one element
-    more than the network has layers, and never shrink. Every in-neighbour of the rows of one element is among
-    those of the next. Without an order by hops all are ``nodes``. ``others``: of a graph with types, by type; the rest
-    is that of the type that is scored.
+    ``training`` counts from the rows of the loss, ``scoring`` from those of any split. Both have one element more than
+    the network has layers, and never shrink: every in-neighbour of the rows of one element is among those of the next.
+    Without hop order all elements are ``nodes``. ``others``: for a graph with types, by type; the rest is that of the
+    scored type.
     """
 
     nodes: int
@@ -226,26 +229,28 @@ class ActiveRows:
     others: Mapping[str, "ActiveRows"] = field(default_factory=dict)
 
     def of(self, space: str) -> "ActiveRows":
-        """Those of nodes of type ``space``, "" where there is but one."""
+        """Return the active rows of nodes of type ``space``, "" if there is only one."""
         return self.others.get(space, self)
 
     def training_rows(self, hops: int) -> int:
-        """Rows within ``hops`` of those of the loss; all where the network reaches farther than this was made for."""
+        """Return the rows within ``hops`` of those of the loss; all rows if the network reaches farther than this was
+        made for."""
         return self.training[hops] if hops < len(self.training) else self.nodes
 
     def scoring_rows(self, hops: int) -> int:
-        """Rows within ``hops`` of those of any split; all where the network reaches farther than this was made for."""
+        """Return the rows within ``hops`` of those of any split; all rows if the network reaches farther than this was
+        made for."""
         return self.scoring[hops] if hops < len(self.scoring) else self.nodes
 
     @classmethod
     def everything(cls, nodes: int, depth: int) -> "ActiveRows":
-        """Nothing is left out."""
+        """Return active rows that leave nothing out."""
         return cls(nodes, (nodes,) * (depth + 1), (nodes,) * (depth + 1))
 
     @classmethod
     def of_store(cls, store: Store, depth: int, *, everything: bool = False) -> "ActiveRows":
-        """What a store in hop order lets one leave out, by the counts it was written with; nothing in any other, or if
-        it is to be ``everything``."""
+        """Return the active rows of a store in hop order, from the counts it was written with. All rows are active in
+        any other store, or with ``everything``."""
         types, attributes = store.types, store.attributes
         nodes = {"": store.num_nodes} if types is None else types.nodes
 
@@ -261,12 +266,12 @@ class ActiveRows:
 
 
 def damaged(store: Store, array: str) -> StoreError:
-    """The error for a store whose ``array`` cannot be what was written."""
+    """Return the error for a store whose ``array`` cannot be what was written."""
     return StoreError(f"{array} of the store {store.path} is damaged; ooc verify tells where; convert again")
 
 
 def directions(store: Store) -> tuple[Direction, ...]:
-    """The distinct topologies of a store: an undirected one is its own transpose."""
+    """Return the distinct topologies of a store: an undirected one is its own transpose."""
     return (Direction.IN,) if store.undirected else (Direction.IN, Direction.OUT)
 
 
@@ -274,7 +279,7 @@ _OF_GRAPHS = (Direction.IN, Direction.OUT, Direction.FEATURES)
 
 
 def _swept(store: Store) -> tuple[Direction, ...]:
-    """The same, features that are kept without their zeros, and links; of a graph with types links alone."""
+    """Return the distinct topologies of a store, sparse features and links; for a graph with types, links alone."""
     links = [side for side in Direction if side not in _OF_GRAPHS and store.has(f"{side.value}/indptr")]
     if store.types is not None:
         return (*links,)
@@ -291,7 +296,8 @@ def are_between_types(store: Store, direction: EdgesKey) -> bool:
 
 
 def reverse_of(store: Store, direction: EdgesKey) -> EdgesKey | None:
-    """The direction in which the same edges, or links, are known from their other ends; None where they are not."""
+    """Return the direction in which the same edges, or links, are stored from their other ends; None if they are
+    not."""
     if isinstance(direction, RelationEdges):
         other = Direction.OUT if direction.direction is Direction.IN else Direction.IN
         return replace(direction, direction=other)
@@ -306,7 +312,8 @@ def reverse_of(store: Store, direction: EdgesKey) -> EdgesKey | None:
 
 
 def topologies(store: Store, scalings: Collection[AnyScaling]) -> list[EdgesKey]:
-    """All that a network whose sums are scaled so may pull over: of a graph with types, over its own edge types."""
+    """Return all topologies that a network with these scalings may pull over; for a graph with types, those of its edge
+    types."""
     relations = dict.fromkeys(s.relation for s in scalings if isinstance(s, RelationScaling))
     edges = [RelationEdges(one.folder, side) for one in relations for side in (Direction.IN, Direction.OUT)]
     return [*edges, *_swept(store)]
@@ -319,7 +326,8 @@ def offset_itemsize(store: Store) -> int:
 
 
 def rows_nbytes(store: Store, scalings: Collection[AnyScaling], itemsize: int, *, on_device: bool) -> int:
-    """Host bytes that ``load_rows`` will take, for admission beforehand; a bound, where there may be long rows."""
+    """Return the host bytes that ``load_rows`` will take, for admission beforehand; an upper bound if there may be long
+    rows."""
     places = constants = 0
     for side in topologies(store, scalings):
         indptr, indices = store.topology(side.value)
@@ -331,13 +339,13 @@ def rows_nbytes(store: Store, scalings: Collection[AnyScaling], itemsize: int, *
 
 
 def _counts_own(store: Store, scaling: AnyScaling) -> bool:
-    """Whether what a row's self-loop adds differs from row to row, or from 1."""
+    """Whether a row's own summand differs from row to row, or from 1."""
     weight = 1.0 if scaling.basic in LAPLACIANS else scaling.basic.loop_weight
     return weight is not None and (_self_loops(store, scaling) > 0 or weight != 1.0)
 
 
 def _self_loops(store: Store, scaling: AnyScaling) -> int:
-    """StoreError where nobody has counted them."""
+    """Return the number of self-loops. Raises StoreError if nobody has counted them."""
     side = _in_edges(scaling).value
     found = store.self_loops(side)
     if found is None:
@@ -353,7 +361,7 @@ def _in_edges(scaling: AnyScaling) -> EdgesKey:
 
 def load_rows(store: Store, scalings: Collection[AnyScaling], dtype: torch.dtype, *, on_device: bool) -> GraphRows:
     """Read offsets and derive ``scalings``, in chunks of rows so that nothing larger than the result is held.
-    ``on_device``: and list the parts of long rows."""
+    ``on_device``: also list the parts of long rows."""
     offsets = {side: load_offsets(store, side) for side in topologies(store, scalings)}
     parts = {direction: _parts(stops) for direction, stops in offsets.items()} if on_device else {}
     found = {scaling: _row_scaling(store, scaling, offsets[_counted_by(store, scaling)], dtype) for scaling in scalings}
@@ -361,7 +369,7 @@ def load_rows(store: Store, scalings: Collection[AnyScaling], dtype: torch.dtype
 
 
 def _counted_by(store: Store, scaling: AnyScaling) -> EdgesKey:
-    """The topology whose degrees it goes by."""
+    """Return the topology whose degrees a scaling goes by."""
     by_out_degrees = scaling.basic.reversed or scaling.basic in LAPLACIANS
     if isinstance(scaling, RelationScaling):
         return RelationEdges(scaling.relation.folder, Direction.OUT if by_out_degrees else Direction.IN)
@@ -381,7 +389,7 @@ def _parts(offsets: npt.NDArray[np.signedinteger]) -> npt.NDArray[np.signedinteg
 
 
 def load_offsets(store: Store, direction: EdgesKey) -> npt.NDArray[np.signedinteger]:
-    """Where every row's edges begin, and the last one's end [N+1]."""
+    """Return where every row's edges begin, and where the last one's end [N+1]."""
     indptr, indices = store.topology(direction.value)
     n, offset_type = indptr.shape[0] - 1, np.dtype(f"i{offset_itemsize(store)}")
     rows: npt.NDArray[np.signedinteger] = _on_own_pages((n + 1) * offset_type.itemsize).view(offset_type)
@@ -397,14 +405,15 @@ def load_offsets(store: Store, direction: EdgesKey) -> npt.NDArray[np.signedinte
 
 
 def most_joined(store: Store) -> float:
-    """Edges, or links of a step, of which there are most, by rows. (Those that are scored leave nothing behind.) Of a
-    graph with types links alone."""
+    """Return the largest ratio of edges, or links of a step, to rows. Scored links need no backward pass and do not
+    count. For a graph with types, links alone count."""
     found = [store.topology(side.value) for side in _swept(store) if side.of_edges or side is Direction.LINKS]
     return max((indices.shape[0] / (indptr.shape[0] - 1) for indptr, indices in found), default=0.0)
 
 
 def most_edges(store: Store, relation: EdgeType | None = None) -> int:
-    """The most edges or links of any row, before offsets are loaded; of a graph with types links, or edges of one."""
+    """Return the most edges or links of any row, before offsets are loaded; for a graph with types, of links, or of the
+    edges of one type."""
     known = Direction.IN, Direction.OUT, Direction.LINKS, Direction.SCORED_LINKS
     if relation is not None:
         sides: Sequence[EdgesKey] = [RelationEdges(relation.folder, side) for side in (Direction.IN, Direction.OUT)]
@@ -415,7 +424,8 @@ def most_edges(store: Store, relation: EdgeType | None = None) -> int:
 
 
 def _most_edges(offsets: Callable[[int, int], npt.NDArray[np.signedinteger]], rows: int) -> int:
-    """In chunks of rows, as differences are as large as the offsets, which ``offsets`` gives from one to another."""
+    """Return the largest difference of consecutive ``offsets``, in chunks of rows, as differences take as much memory
+    as offsets."""
     starts = range(0, rows, _CHUNK_ROWS)
     return max((int(np.diff(offsets(at, min(rows, at + _CHUNK_ROWS) + 1)).max()) for at in starts), default=0)
 
@@ -423,8 +433,7 @@ def _most_edges(offsets: Callable[[int, int], npt.NDArray[np.signedinteger]], ro
 def _row_scaling(
     store: Store, scaling: AnyScaling, into_rows: npt.NDArray[np.signedinteger], dtype: torch.dtype
 ) -> RowScaling:
-    """What ``scaling`` does to the store's rows, whose in-edges (or out-edges) begin at ``into_rows``
-    [N+1]."""
+    """Return the factors of the store's rows, whose in-edges (or out-edges) begin at ``into_rows`` [N+1]."""
     basic = scaling.basic
     if basic.plain:
         return _PLAIN
@@ -458,20 +467,21 @@ def _row_scaling(
 
 
 def _row_constants(rows: int, dtype: torch.dtype) -> Tensor:
-    """[rows, 1]."""
+    """Return memory for one constant for each row [rows, 1]."""
     return torch.from_numpy(_on_own_pages(rows * dtype.itemsize)).view(dtype).view(rows, 1)
 
 
 def _on_own_pages(nbytes: int) -> Bytes:
-    """Memory whose pages nothing else lies on, as a device locks whole ones."""
+    """Return memory on pages of its own, since a device locks whole pages."""
     return Arena(nbytes).view(0, nbytes)
 
 
 def _degrees(
     store: Store, loops_in: str | None, into_rows: npt.NDArray[np.signedinteger], start: int, *, self_term: bool
 ) -> tuple[Tensor, Tensor]:
-    """In-degrees [R] of the rows from ``start`` whose edges begin at ``into_rows`` [R+1], with ``self_term`` one for
-    all their self-loops together; and what it takes to make these one. ``loops_in``: the topology that has some."""
+    """Return the in-degrees [R] of the rows from ``start`` whose edges begin at ``into_rows`` [R+1], and the number of
+    self-loops each lacks to have exactly one. With ``self_term``, all self-loops of a row count as one in its degree.
+    ``loops_in``: a topology that has self-loops."""
     degree = torch.from_numpy(np.diff(into_rows).astype(np.int64))
     missing = torch.ones_like(degree)
     if loops_in is not None:
@@ -483,13 +493,13 @@ def _degrees(
 def _weighted_degrees(
     store: Store, into_rows: npt.NDArray[np.signedinteger], start: int, scaling: AnyScaling
 ) -> tuple[Tensor, Tensor]:
-    """Sums of the weights of the edges [R] of the rows from ``start``, which begin at ``into_rows`` [R+1], as PyG's
-    ``gcn_norm`` takes them, or its ``get_laplacian``, to which self-loops are none.
+    """Return the sums of edge weights [R] of the rows from ``start``, whose edges begin at ``into_rows`` [R+1], as
+    PyG's ``gcn_norm`` takes them, or its ``get_laplacian``, which ignores self-loops.
 
-    Self-loops are added to rows without one as by ``add_remaining_self_loops``, if at all. Where a row has several, PyG
+    Self-loops are added to rows without one as by ``add_remaining_self_loops``, if at all. If a row has several, PyG
     keeps the last one's weight, and so does this: a store has them in the order of the source. The second tensor [R] is
-    what makes of a row's self-loops the one that counts. Both in float64. Raises ModelError for a sum below zero, which
-    has no square root, and for a weight below zero in a Laplacian, whose largest entry PyG looks for.
+    the weight to add so that a row's self-loops count as that one. Both are float64. Raises ModelError for a sum below
+    zero, which has no square root, and for a weight below zero in a Laplacian, whose largest entry PyG looks for.
     """
     rows, loop_weight, side = len(into_rows) - 1, scaling.basic.loop_weight, _counted_by(store, scaling).value
     laplacian = scaling.basic in LAPLACIANS

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a store's labels are: one class a node, several yes-or-no labels, or numbers."""
+"""The labels of a store for losses and metrics: one class a node, several yes-or-no labels, or numbers."""
 
 import torch
 from torch import Tensor
@@ -9,14 +9,14 @@ from ooc.storage.store import Store, Task
 
 
 class Targets:
-    """The labels of rows of splits, as losses and metrics take them; rows of a split have one in every valid store.
+    """The labels of the rows of splits, as losses and metrics take them. In a valid store every row of a split has one.
 
-    Where one has none, the CPU raises StoreError at once. On a device the host would have to wait for every tile, so
-    that it is only noted there, and ``refuse_damaged`` asks when a program is over; until then class or label 0 stands
-    in for it, since a loss that looks up a class which is none spoils a GPU's context. Of a split that has been found
-    valid nobody asks again. On a device used by one thread.
+    If a row has none, the CPU raises StoreError at once. On a device the host would have to wait for every tile, so the
+    fault is only recorded there, and ``refuse_damaged`` checks it when a program is over. Until then class or label 0
+    takes the place of a missing one, since a loss that looks up an invalid class spoils a GPU's context. A split that
+    has been found valid is not checked again. On a device this is for one thread.
 
-    Rows of a ``store`` may have some of their labels only; what is missing is NaN.
+    Rows of a ``store`` may have only some of their labels; missing ones are NaN.
     """
 
     def __init__(self, store: Store) -> None:
@@ -26,14 +26,15 @@ class Targets:
         self._valid: set[str] = set()
 
     def begin(self) -> None:
-        """Forget what was noted in a program that came to no end."""
+        """Forget what was recorded in a program that did not end."""
         self._noted = None
         self._noted_of.clear()
 
     def of(self, split: str, labels_RL: Tensor, rows: Tensor, *, outputs: Tensor) -> Tensor:
-        """The labels of ``rows`` [r], which belong to ``split``: classes [r] int64, otherwise [r, L] like ``outputs``.
+        """Return the labels of ``rows`` [r], which belong to ``split``: classes [r] int64, otherwise [r, L] in the
+        dtype of ``outputs``.
 
-        StoreError, on the CPU, where a row has no label, or a class that is none.
+        Raises StoreError, on the CPU, for a row without a label, or with an invalid class.
         """
         labels = labels_RL[rows, 0] if self._task is Task.CLASSES else labels_RL[rows]
         if split not in self._valid:
@@ -46,7 +47,7 @@ class Targets:
         return targets
 
     def refuse_damaged(self) -> None:
-        """StoreError where a row has been met since ``begin`` that has no label. The host waits for the device."""
+        """Raise StoreError if a row without a label has been met since ``begin``. The host waits for the device."""
         noted, self._noted = self._noted, None
         if noted is not None and bool(noted):
             raise self._damaged()

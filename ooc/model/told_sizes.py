@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes of tensors told to a user's Python as if there were more rows and edges than there are.
+"""Sizes of tensors that look, to a user's Python code, as if the graph had all its rows and edges.
 
-Code is tried on a few rows, where ``if len(x) > 1000:`` goes one way, and runs in PyG on all of them, where it goes the
-other. No number shows that but those that are compared: so they compare as those of the whole graph would, while they
-are the true ones wherever tensors are made or cut by them.
+Code is traced and tried on a few rows, for which ``if len(x) > 1000:`` goes one way, but PyG runs it on all rows, for
+which it goes the other. Only comparisons can show the difference. So sizes compare as those of the whole graph would
+("told" sizes), while they keep their true values wherever tensors are made or cut by them.
 """
 
 import math
@@ -25,16 +25,17 @@ _LOGARITHMS: tuple[tuple[str, Callable[..., float]], ...] = (
     ("log2", math.log2),
     ("log10", math.log10),
 )
-"""They ask whole numbers for their digits, and nothing else."""
+"""Logarithms that read the digits of whole numbers directly and call no method of theirs."""
 _NOTHING: dict[str, Any] = {}
 _MOST_TOLD = 1 << 16
-"""By ``len(x)`` or ``int(index.max())``, which are plain numbers: a tensor of as many rows may be made of them."""
+"""The largest told value of ``len(x)`` or ``int(index.max())``, which are plain numbers: a tensor of as many rows may
+be made of them."""
 
 
 class Telling(Enum):
-    """How sizes are told. ``COMPARED``: to what compares them or computes with them. ``TAKEN``: also to Python where it
-    takes a plain number of them, which may then be too large for what it is used for. ``GIVEN``: as plain numbers, for
-    what a number with a point computes with them, which asks nobody; nothing that is made of them is told."""
+    """How sizes are told. ``COMPARED``: to comparisons and arithmetic. ``TAKEN``: also where Python takes a plain
+    number of a size, which may then be too large for its use. ``GIVEN``: as plain numbers, for floating-point
+    arithmetic that asks no method; results of it are not told."""
 
     COMPARED = auto()
     TAKEN = auto()
@@ -42,13 +43,13 @@ class Telling(Enum):
 
 
 class ToldSize(int):
-    """A size that compares as ``told``; but with what is within one of it, as a largest index is, as it is. Where it
+    """A size that compares as ``told``, except with numbers within one of it, such as a largest index. With
     ``is_plain``, it is also told where Python takes a plain number of it."""
 
     told: int
     is_plain: bool
     is_count: bool
-    """Whether it is one, or is made of such by adding, and no quotient: these are small, and near to other numbers."""
+    """Whether it is a size, or a sum of sizes, and no quotient; quotients are small and near to other numbers."""
 
     def __new__(cls, size: int, told: int, *, is_plain: bool, is_count: bool = True) -> "ToldSize":
         made = super().__new__(cls, size)
@@ -73,7 +74,7 @@ class ToldSize(int):
     __ceil__ = __floor__
 
     def __array_ufunc__(self, function: Any, method: str, *given: Any, **options: Any) -> Any:
-        """By NumPy, where there are only numbers, and no arrays that are as long as tensors are."""
+        """Compute with told sizes if all operands are numbers; with arrays, whose lengths are true, use true sizes."""
         told = all(isinstance(one, (int, float)) for one in given)
         return getattr(function, method)(*(_told(one) if told else _true(one) for one in given), **options)
 
@@ -91,7 +92,7 @@ class ToldSize(int):
 
 
 def _counted(compute: Callable[..., Any], *, is_count: bool) -> Callable[..., Any]:
-    """``compute`` of one or two numbers, of which the first is told as another."""
+    """Return a method that computes with the told and the true size of the first operand."""
 
     def method(one: ToldSize, *others: Any) -> Any:
         if not all(other is None or isinstance(other, (int, float)) for other in others):
@@ -143,8 +144,8 @@ ToldSize.__round__ = _counted(round, is_count=False)  # type: ignore[method-assi
 
 @contextmanager
 def logarithms_told() -> Iterator[None]:
-    """Within, Python's logarithms take sizes as they are told, by whatever name modules know them, but for torch's. To
-    look through all takes milliseconds, so once for all tellings."""
+    """A context in which Python's logarithms take sizes as told, under whatever name modules imported them, except
+    torch's own. Searching all modules takes milliseconds, so it is done once for all kinds of telling."""
     found = []
     try:
         for path, module in [*sys.modules.items()]:
@@ -166,8 +167,8 @@ def _of_told(function: Callable[..., float]) -> Callable[..., float]:
 
 
 class SizesTold(TorchFunctionMode):
-    """Within, sizes from ``least`` on are told by their ratio: those in ``ratios``, all others by ``usual``. Within
-    ``logarithms_told``, to these, too."""
+    """A mode in which sizes of at least ``least`` are told, multiplied by their ratio in ``ratios``, or by ``usual``.
+    Within ``logarithms_told``, logarithms take them, too."""
 
     def __init__(self, least: int, ratios: Mapping[int, float], usual: float, telling: Telling) -> None:
         super().__init__()
@@ -215,7 +216,7 @@ class SizesTold(TorchFunctionMode):
 
 
 def _is_asked_by_user() -> bool:
-    """Whether the innermost code that is neither torch's nor another mode's is neither PyG's nor ours."""
+    """Whether the innermost caller outside of torch and of modes is neither PyG nor this package."""
     frame: FrameType | None = sys._getframe(2)
     ours = __name__.partition(".")[0]
     while frame is not None:
