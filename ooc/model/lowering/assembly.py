@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Putting a network of values together: shapes found by trying, functions of rows proven to be such."""
+"""Put a network of values together. Shapes of rows are found by trying functions on a few rows, which also shows that
+each row depends on itself alone."""
 
 import copy
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
@@ -41,20 +42,21 @@ from ooc.storage.types import EdgeType, Types
 
 _PROBE_ROWS = 4
 _PIECE_ROWS, _PIECE_NUMBERS = 16, 1 << 14
-"""Of each of so many pieces, in which values of any size are tried, too."""
+"""Rows of each piece, and numbers of a piece, in which functions are tried on values of any size."""
 _MAGNITUDES = 4
-"""Of such values: from 1e-4 to 1e4, and small whole numbers besides. What happens to large ones alone, or to zeros, is
-not to be seen on a few numbers around 1."""
+"""Such values range from 1e-4 to 1e4, with small whole numbers among them. A function that treats only large numbers,
+or zeros, differently would pass on a few numbers around 1."""
 _PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 
 
 Inputs = Sequence[tuple[str, int, bool]]
-"""What lies side by side in the rows that a model is given: names of its arguments, or of what it asks data for, how
-many columns each has (0: it is [N]), and whether these are whole numbers. Nothing: the rows are ``x``."""
+"""The parts that lie side by side in a model's input rows: the name of each argument, or of the attribute of PyG's
+data; its columns (0: it is a vector [N]); and whether it is whole numbers. Empty: the rows are ``x``."""
 
 
 class Results(Enum):
-    """Which of a model's results are meant, where there are several: the first, or in training all side by side."""
+    """Which of a model's results are meant, if it returns several: the first, or, in training, all of them side by
+    side."""
 
     FIRST = "first"
     ALL = "all"
@@ -62,21 +64,21 @@ class Results(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a network is made for. ``aggregate_once``: whether what is aggregated from constant features may be computed
-    once; ``sum_first(i, hops, shape, once, scaling)``: whether the i-th product with a weight comes after its
-    aggregation, which is scaled so and could be computed once; ``edge_data``: what edges carry that has to have a part
-    in the result, so many features, ``weights_name`` what PyG's data calls weights, ``adj_t`` what it has in a matrix
-    of edges (``"weights"``, ``"loops"``), ``left_out`` what it has besides, by name, ``inputs`` what its features are
-    made of; ``training``: with dropout and the statistics of these rows; ``product``: how rows and weights are
-    multiplied; ``probed``: what has been asked about opaque layers, and was found by trying them; ``traced``: what a
-    module was found to call, by the module, what it was called for, and ``training``. The settings of one model share
-    both. ``feature_entries_per_row``: where features come without their zeros, how many numbers have a row left on
-    average; they are multiplied so ``on_cpu``, without a device of its own. ``embedding_columns``: by type of nodes, of
-    rows that are trained themselves, which are the model's input, behind features if there are such. ``most_edges``: of
-    a row, all or those of one type, asked where there are opaque layers. ``types``: of a graph with several of nodes
-    and edges, where the counts are those of the type that is scored. ``outputs_of``: the types of nodes whose rows the
-    model gives, one or two (none: the type that is labelled). ``results``: of a model that gives several. ``lower`` has
-    an answer of its own for type, order and mode."""
+    """What a network is made for: the graph's counts, options, and the mode.
+
+    ``aggregate_once``: aggregations of constant features may be computed once. ``sum_first(i, hops, shape, once,
+    scaling)``: whether the i-th product with a weight comes after its aggregation. ``edge_data``: the edge data that
+    must take part in the result, with ``num_edge_features`` columns; ``weights_name``: PyG's name for weights;
+    ``adj_t``: what PyG's data has in a matrix of edges (``"weights"``, ``"loops"``); ``left_out``: other attributes of
+    the data, by type; ``inputs``: the parts of the features. ``training``: with dropout and batch statistics.
+    ``product``: how rows and weights are multiplied. ``probed``: results of trying opaque layers; ``traced``: the calls
+    of modules; both are shared by all settings of a model. ``feature_entries_per_row``: for sparse features, the
+    average number of non-zeros in a row; they are multiplied in sparse form ``on_cpu``. ``embedding_columns``: by node
+    type, the columns of learnt rows, which follow the features in a model's input. ``most_edges``: returns the most
+    edges of any row, of all or of one type, for opaque layers. ``types``: those of a graph with several; counts are
+    then of the scored type. ``outputs_of``: the node types whose rows the model gives, one or two (empty: the labelled
+    type). ``results``: for a model that returns several. ``lower`` sets results, order and mode by itself.
+    """
 
     num_nodes: int
     num_features: int
@@ -105,42 +107,44 @@ class Setting:
 
     @property
     def in_columns(self) -> dict[str, int]:
-        """Of what the model is given for each node, by type; of types of which nothing is known it is given nothing."""
+        """The columns of the model's input, by node type; types without any are left out."""
         features = {"": self.num_features} if self.types is None else self.types.features
         columns = {name: count + self.embedding_columns.get(name, 0) for name, count in features.items()}
         return {name: count for name, count in columns.items() if count}
 
     def edges_of(self, relation: EdgeType | None) -> int:
-        """How many edges there are, or of one type."""
+        """Return the number of edges, or of those of one type."""
         return self.num_edges if self.types is None or relation is None else self.types.edges[relation]
 
     @property
     def fewest(self) -> tuple[int, int]:
-        """How many nodes there are, and edges; of several types the fewest of one."""
+        """The number of nodes and of edges; with several types, the smallest of each."""
         types = self.types
         nodes, edges = (types.nodes.values(), types.edges.values()) if types else ([self.num_nodes], [self.num_edges])
         return min(nodes), min(edges)
 
     def features_of_edges(self, relation: EdgeType | None) -> int:
-        """How many features edges have, or those of one type."""
+        """Return the number of edge features, or of those of one type."""
         if self.types is None or relation is None:
             return self.num_edge_features
         return self.types.edge_features.get(relation, 0)
 
 
 class Assembly:
-    """Makes values, in order. ``sites`` counts the dropouts; ``products`` are the aggregations that commute with a
-    dense product, ``convolved`` what each convolution is given, ``edge_data`` what some convolution takes of edges,
-    ``cut_off`` the parameters that are found to get no gradient, ``reached`` those that are found to get one, be it
-    zero, ``inputs_cut_off`` the types of nodes whose x gets none, ``observed`` the moments that running statistics are
-    kept of, ``result_columns`` those of several results that lie side by side, ``flat_result`` whether the model gives
-    a number a row, [N], ``second`` the rows of the second type
-    where a model gives those of two types of nodes, ``degrees`` how many in-neighbours rows have, by what becomes of
-    self-loops, ``calls`` what the model and modules within convolutions are found to call, ``traced`` the model's
-    calls, what each stands for, and the tensors that its forward makes."""
+    """A network under construction, which makes values in order.
+
+    ``sites``: the dropouts so far; ``products``: the aggregations that commute with a dense product; ``convolved``: the
+    input of each convolution; ``edge_data``: the edge data that convolutions take; ``cut_off``: parameters found to get
+    no gradient; ``reached``: parameters found to get one, even if zero; ``inputs_cut_off``: node types whose x gets no
+    gradient; ``observed``: the moments behind running statistics; ``result_columns``: the columns of several results
+    side by side; ``flat_result``: whether the model returns one number a row, [N]; ``second``: the rows of the second
+    type, if a model gives rows of two; ``degrees``: in-degrees, by the treatment of self-loops; ``calls``: the calls of
+    the model and of modules within convolutions; ``traced``: the model's calls, what each stands for, and the tensors
+    made in its forward.
+    """
 
     lower_as_it_is: Callable[..., Value]
-    """What a module without a formula gives; set by who traces a model."""
+    """Lowers a module without a formula; set by the code that traces a model."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -164,7 +168,7 @@ class Assembly:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """What is made within it counts for nothing where it raises."""
+        """A context that undoes everything made within it if it raises."""
         before = {name: copy.copy(part) for name, part in vars(self).items()}
         try:
             yield
@@ -173,13 +177,13 @@ class Assembly:
             raise
 
     def num_rows(self, value: Value) -> int:
-        """How many rows ``value`` has."""
+        """Return the number of rows of ``value``."""
         types = self.setting.types
         return self.setting.num_nodes if types is None else types.nodes[value.space]
 
     def features(self, space: str = "") -> Value:
-        """x, of a type of nodes, after the dropout on the input, if there is any: its site is 0, of further types of
-        nodes one that no other dropout has."""
+        """Return x of a node type, after dropout on the input, if any. That has site 0, or, for further node types, a
+        negative site that no other dropout has."""
         setting, parts = self.setting, list[Value]()
         columns = setting.num_features if setting.types is None else setting.types.features[space]
         if columns:
@@ -197,11 +201,11 @@ class Assembly:
         return self._dense(x)
 
     def _dense(self, x: Value) -> Value:
-        """``x`` for all that takes rows with their zeros; what does not takes what is before (``_without_zeros``)."""
+        """Return ``x`` as dense rows. Consumers of sparse rows take what is before it (``_without_zeros``)."""
         return Dense(self.next_index(), (x,), x.tail) if x.entries_per_row is not None else x
 
     def aggregate(self, source: Value, scaling: AnyScaling) -> Aggregate:
-        """The scaled sum over neighbours; the same object for the same question."""
+        """Return the scaled sum over neighbours; the same object for the same arguments."""
         check_matrix(source)
         self._check_edges(isinstance(scaling, RelationScaling))
         found = self._aggregates.get((source, scaling))
@@ -211,7 +215,7 @@ class Assembly:
         return found
 
     def aggregate_product(self, source: Value, weight: nn.Parameter, scaling: AnyScaling, hops: int = 1) -> Value:
-        """A^hops(source) Wᵀ, in whichever order is cheaper: A(HW) = A(H)W."""
+        """Return A^hops(source) Wᵀ in the cheaper order: A(HW) = A(H)W."""
         return self.aggregate_map(source, lambda rows: self.linear(rows, weight), tuple(weight.shape), scaling, hops)
 
     def aggregate_map(
@@ -222,7 +226,7 @@ class Assembly:
         scaling: AnyScaling,
         hops: int = 1,
     ) -> Value:
-        """The same where ``multiply`` makes the product with a matrix of ``shape`` [O, I]."""
+        """The same, where ``multiply`` makes the product with a matrix of ``shape`` [O, I]."""
         check_matrix(source)
         place = len(self.products)
         sum_first = self.setting.sum_first(place, hops, shape, self._sums_once(source, scaling), scaling)
@@ -234,26 +238,26 @@ class Assembly:
         return multiply(value) if sum_first else value
 
     def is_constant(self, value: Value) -> bool:
-        """Whether it is x, or summed from x: the same in every epoch."""
+        """Whether ``value`` is x, or summed from x: the same in every epoch."""
         if isinstance(value, EdgeAggregate):
             return False
         value = _without_zeros(value)
         return isinstance(value, Features) or (isinstance(value, Aggregate) and self.is_constant(value.source))
 
     def _sums_once(self, source: Value, scaling: AnyScaling) -> bool:
-        """Whether this sum of ``source`` is computed once: of x, or of what was summed from it in the same way."""
+        """Whether this sum of ``source`` is computed once: of x, or of such a sum with the same scaling."""
         summed = isinstance(source, Aggregate) and source.once and source.scaling == scaling
         return self.setting.aggregate_once and (summed or isinstance(_without_zeros(source), Features))
 
     def linear(self, source: Value, weight: nn.Parameter) -> Value:
-        """x Wᵀ; of sums of features without their zeros, the sum of their products, where that is narrower."""
+        """Return x Wᵀ. For sums of sparse features, return the sums of their products, if these are narrower."""
         _check_columns(source, weight.shape[1])
         if self._is_sum_of_sparse(source) and weight.shape[0] <= weight.shape[1]:
             return self._product_of_sparse(source, weight)
         return Linear(self.next_index(), source, weight, self.setting.product)
 
     def _is_sum_of_sparse(self, value: Value) -> bool:
-        """Whether it is linear in features that are multiplied without their zeros, and the same in each column."""
+        """Whether it is linear in features that are multiplied in sparse form, with the same map for each column."""
         if isinstance(value, Sum):
             return not value.parameters and all(map(self._is_sum_of_sparse, value.inputs))
         if isinstance(value, Aggregate) and not isinstance(value, EdgeAggregate):
@@ -261,7 +265,7 @@ class Assembly:
         return isinstance(value, Dense) and self.setting.on_cpu
 
     def _product_of_sparse(self, value: Value, weight: nn.Parameter) -> Value:
-        """A(X) Wᵀ = A(X Wᵀ), and so on down to X."""
+        """Return A(X) Wᵀ as A(X Wᵀ), recursively down to X."""
         if (value, weight) not in self._products_of_sparse:
             if isinstance(value, Sum):
                 products = [self._product_of_sparse(one, weight) for one in value.inputs]
@@ -276,7 +280,7 @@ class Assembly:
     def projection(
         self, source: Value, weights: Weights, parameters: Sequence[nn.Parameter], repeated: Repeated = ONCE
     ) -> Value:
-        """x W(θ)ᵀ + b(θ)."""
+        """Return x W(θ)ᵀ + b(θ)."""
         with torch.no_grad():
             _check_columns(source, weights()[0].shape[1])
         if self._is_sum_of_sparse(source) and isinstance(source, Dense):
@@ -285,8 +289,8 @@ class Assembly:
         return Projection(self.next_index(), source, weights, parameters, product=product, repeated=repeated)
 
     def per_edge(self, make: Callable[..., EdgeAggregate], *inputs: Value, relation: EdgeType | None = None) -> Value:
-        """The result of ``make(index, *inputs, keep=…)``, an aggregation that computes something for every edge, or for
-        those of one type."""
+        """Return the result of ``make(index, *inputs, keep=…)``, an aggregation that computes something for every edge,
+        or for those of one type."""
         check_matrix(inputs[0])
         self._check_edges(relation is not None)
         index, keep = self.next_index(), self.setting.training
@@ -298,12 +302,12 @@ class Assembly:
         return Result(self.next_index(), aggregate) if keep and not aggregate.joint else aggregate
 
     def _check_edges(self, of_a_type: bool) -> None:
-        """ModelError where a graph with types is asked for edges of none."""
+        """Raise ModelError if a graph with types is asked for edges of no type."""
         if self.setting.types is not None and not of_a_type:
             raise ModelError("it is not supported on graphs with types of edges")
 
     def site(self, p: float) -> int:
-        """The site of the next dropout, which keys its masks; 0 where nothing is dropped."""
+        """Return the site of the next dropout, which keys its masks; 0 if nothing is dropped."""
         if not p:
             return 0
         if p >= 1:
@@ -312,8 +316,8 @@ class Assembly:
         return self.sites
 
     def sum(self, terms: Sequence[tuple[float, Value]], biases: Sequence[nn.Parameter] = ()) -> Value:
-        """Σ c · value + Σ bias; of one value as it is, that value. A multiple is what it is of, times its factor. Sums
-        over types of edges are added to one another as they are there, in their order."""
+        """Return Σ c · value + Σ bias, or the value itself if that is all. A multiple within it is replaced by its
+        input times the factor. Sums over edge types are added to one another in their order."""
         terms = [_without_factor(factor, value) for factor, value in terms]
         while len(terms) > 2 and all(_begins_a_stage(value) for _, value in terms[:2]):
             terms = [(1.0, Sum(self.next_index(), terms[:2], ())), *terms[2:]]
@@ -322,24 +326,24 @@ class Assembly:
         return Sum(self.next_index(), terms, biases)
 
     def dropout(self, source: Value, p: float) -> Value:
-        """Dropout with the masks of the next site; of nothing, ``source`` itself."""
+        """Return dropout with the masks of the next site, or ``source`` itself if nothing is dropped."""
         site = self.site(p)
         if site and self.setting.on_cpu:
             return self._dense(Dropout(self.next_index(), _without_zeros(source), p, site))
         return Dropout(self.next_index(), source, p, site) if site else source
 
     def noise(self, source: Value) -> Value:
-        """Normal numbers in the shape of ``source``, of the next site."""
+        """Return normal numbers in the shape of ``source``, keyed by the next site."""
         self.sites += 1
         return Noise(self.next_index(), source, self.sites)
 
     def rectified(self, source: Value, slope: float | None = None) -> Value:
-        """ReLU of ``source``, or with ``slope`` LeakyReLU."""
+        """Return ReLU of ``source``, or LeakyReLU with ``slope``."""
         signs = Signs(self.next_index(), source, not_a_number=slope is None)
         return Rectified(self.next_index(), source, signs, slope)
 
     def sigmoidal(self, source: Value, *, logistic: bool = False) -> Value:
-        """tanh of ``source``, or the logistic function."""
+        """Return tanh of ``source``, or the logistic function."""
         return Sigmoidal(self.next_index(), source, logistic=logistic)
 
     def rowwise(
@@ -353,21 +357,21 @@ class Assembly:
         heavy: bool = False,
         inner_columns: int = 0,
     ) -> Value:
-        """A function of rows, and of ``moments``. It is tried on a few: one that looks across rows raises ModelError
-        naming ``name``."""
+        """Return a function of rows and of ``moments``. It is tried on a few rows, and raises ModelError naming
+        ``name`` if it looks across rows."""
         sums = [part for one in moments for part in one.statistics.sample(self.setting.dtype)]
         tail = self.tried(name, lambda *rows: function(*rows, *sums), inputs, sizes=not heavy)
         options: dict[str, Any] = {"heavy": heavy, "inner_columns": inner_columns}
         return Rowwise(self.next_index(), inputs, tail, function, parameters, moments=moments, **options)
 
     def matrix(self, name: str, rows: Sequence[Value]) -> Value:
-        """Rows of any shapes side by side, as one matrix; of one matrix, itself."""
+        """Return rows of any shapes side by side, as one matrix; a single matrix as it is."""
         if len(rows) == len(rows[0].tail) == 1:
             return rows[0]
         return self.rowwise(name, lambda *x: torch.cat([one.reshape(len(one), -1) for one in x], dim=1), rows)
 
     def unlearnt(self, name: str, function: RowFunction, inputs: Sequence[Value], *, whole: bool = False) -> Value:
-        """A function of rows that no gradient goes back through; ``whole``: it gives whole numbers from 0 on."""
+        """Return a function of rows that no gradient goes back through; ``whole``: it gives whole numbers from 0 on."""
         tail = self.tried(name, function, inputs)
         found = Unlearnt(self.next_index(), inputs, tail, function)
         found.whole = whole
@@ -376,7 +380,8 @@ class Assembly:
     def tried(
         self, name: str, function: RowFunction, inputs: Sequence[Value], *, sizes: bool = True
     ) -> tuple[int, ...]:
-        """The shape of a row; ModelError naming ``name`` where a row of what it gives is not of that row alone."""
+        """Return the shape of a row of the function's result. Raises ModelError naming ``name`` if it does not depend
+        on that row alone."""
         whole = [isinstance(value, Unlearnt) and value.whole for value in inputs]
         tail = probe(name, function, [value.tail for value in inputs], self.setting.dtype, whole, sizes=sizes)
         if 0 in tail:
@@ -390,21 +395,21 @@ class Assembly:
         parameters: Sequence[nn.Parameter],
         update: Callable[[Tensor, Tensor, int], None] | None = None,
     ) -> Value:
-        """``function(x, mean, variance)`` with moments over all rows; ``update`` keeps running statistics."""
+        """Return ``function(x, mean, variance)`` with moments over all rows; ``update`` keeps running statistics."""
         moments = self.moments(source, update)
         if update is not None:
             self.observed.append(moments)
         return Rowwise(self.next_index(), [source], source.tail, function, parameters, moments=[moments])
 
     def moments(self, source: Value, update: Callable[[Tensor, Tensor, int], None] | None = None) -> Moments:
-        """Mean and variance of every column over all rows."""
+        """Return mean and variance of every column over all rows."""
         check_matrix(source)
         return Moments(self.next_index(), source, update)
 
     def total(self, name: str, inputs: Sequence[Value], function: RowFunction, *, inner_columns: int = 0) -> Moments:
-        """The sum over all rows of what ``function``, without parameters, gives for any rows together. It is tried on a
-        few: one that is no such sum raises ModelError naming ``name``. ``inner_columns``: numbers a row of what it
-        makes on the way, where that is wider than the inputs."""
+        """Return the sum over all rows of ``function``, which has no parameters and gives the sum for any rows. It is
+        tried on a few rows, and raises ModelError naming ``name`` if it is no such sum. ``inner_columns``: numbers a
+        row of its intermediates, if they are wider than the inputs."""
         source, tails = self.matrix(name, inputs), [one.tail for one in inputs]
 
         def of_rows(rows: Tensor) -> Tensor:
@@ -422,7 +427,7 @@ class Assembly:
         return Moments(self.next_index(), source, totals=Totals(of_rows, found.numel(), inner_columns))
 
     def next_index(self) -> int:
-        """Of the value that is made next."""
+        """Return the index of the value that is made next."""
         self._count += 1
         return self._count
 
@@ -434,7 +439,7 @@ def _without_factor(factor: float, value: Value) -> tuple[float, Value]:
 
 
 def _begins_a_stage(value: Value) -> bool:
-    """Whether it is a sum over edges of a type, which the backward pass does not need, or made of such by adding."""
+    """Whether it is a sum over edges of a type that the backward pass does not need, or a sum of such."""
     if isinstance(value, Sum):
         return any(map(_begins_a_stage, value.inputs))
     if not isinstance(value, Aggregate) or isinstance(value, EdgeAggregate):
@@ -443,7 +448,7 @@ def _begins_a_stage(value: Value) -> bool:
 
 
 def _without_zeros(value: Value) -> Value:
-    """What ``value`` is the rows of, with their zeros."""
+    """Return the sparse rows behind ``value``, or ``value`` itself."""
     return value.source if isinstance(value, Dense) else value
 
 
@@ -457,8 +462,8 @@ def probe(
     *,
     sizes: bool = False,
 ) -> tuple[int, ...]:
-    """The shape of a row of what ``function`` gives. ModelError unless every row depends on its own inputs alone, of
-    which some are ``whole`` numbers from 0 on; ``sizes``: tried with values of any size, too."""
+    """Return the shape of a row of the function's result. Raises ModelError unless every row depends on its own inputs
+    alone, some of which are ``whole`` numbers from 0 on. ``sizes``: also try values of any size."""
     generator = torch.Generator().manual_seed(1)
     tail: tuple[int, ...] = ()
     most = max(_PIECE_NUMBERS // max(1, *map(prod, tails)), 1)
@@ -479,8 +484,8 @@ def _of_any_size(normal: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _compared(name: str, function: RowFunction, inputs: Sequence[Tensor], piece: int) -> tuple[tuple[int, ...], bool]:
-    """The shape of a row of what ``function`` gives, for all rows and ``piece`` at a time, and whether all of it are
-    numbers."""
+    """Return the shape of a row of the function's result, after comparing all rows at once with ``piece`` rows at a
+    time; and whether all of it are numbers."""
     rows, dtype = len(inputs[0]), inputs[0].dtype
     try:
         together = function(*(tensor.clone() for tensor in inputs))
@@ -505,7 +510,7 @@ def _compared(name: str, function: RowFunction, inputs: Sequence[Tensor], piece:
 
 
 def first_line(error: BaseException) -> str:
-    """Type and first line of an error, for one that is told in one line; of a bare assertion what it asserts."""
+    """Return type and first line of an error; for a bare assertion, its source line."""
     lines = str(error).strip().splitlines()
     if not lines and isinstance(error, AssertionError):
         lines = [frame.line or "" for frame in extract_tb(error.__traceback__)[-1:]]
@@ -513,8 +518,8 @@ def first_line(error: BaseException) -> str:
 
 
 def _check_columns(source: Value, columns: int) -> None:
-    """ModelError where a linear map of so many columns does not fit; it says so of features if they are what it is
-    given."""
+    """Raise ModelError if a linear map of this many columns does not fit; the message names the features if these are
+    its input."""
     if source.tail == (columns,):
         return
     given = source
@@ -528,7 +533,7 @@ def _check_columns(source: Value, columns: int) -> None:
 
 
 def check_matrix(value: Value) -> None:
-    """ModelError where a row of ``value`` is more than a row of numbers."""
+    """Raise ModelError if a row of ``value`` has more than one dimension."""
     if len(value.tail) != 1:
         raise ModelError(f"a graph convolution or norm is given {_shape(value)} instead of a matrix")
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trace run on values instead of tensors: each of its calls is looked up.
+"""The interpreter: runs a trace on values instead of tensors, by looking up each of its calls.
 
-Each is a convolution, a norm, dropout, a linear map, or a function of rows; what is none of these is refused by its
-name.
+A call is a convolution, a norm, dropout, a linear map, or a function of rows; anything else is refused by name.
 """
 
 import operator
@@ -87,11 +86,11 @@ _ACTIVATIONS |= {
     for owner, one in product((F, torch), Activation)
     if hasattr(owner, one.name.lower())
 }
-"""Modules, names of methods, and functions."""
+"""Activations by module, name of a method, or function."""
 _OF_DRAWING = "rand_like randint_like bernoulli poisson normal multinomial gumbel_softmax rrelu alpha_dropout dropout1d"
 _DRAWING = frozenset(_OF_DRAWING.split())
 _WITHOUT_LOOPS = (AGNNConv, FeaStConv, GATConv, GATv2Conv, SuperGATConv)
-"""Layers that take self-loops away before they add such."""
+"""Layers that remove self-loops before they add theirs."""
 _MATRICES = "sparse_coo_tensor", "sparse_csr_tensor", "to_torch_coo_tensor", "to_torch_csr_tensor", "to_dense_adj"
 _PRODUCTS = "matmul", "mm", "spmm", "_sparse_mm", "sparse_mm"
 _DRAWS = (
@@ -99,12 +98,12 @@ _DRAWS = (
     "rows, and torch.randn_like of rows"
 )
 Known = dict[Any, Any]
-"""Rows of values, and parts of moments, that something is computed of, and what has been computed of them so far."""
+"""The rows of values and the moments that something is computed from, and what has been computed from them so far."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Computed:
-    """Something that is computed whenever it is used, of rows, parameters and sums over all rows."""
+    """A result that is recomputed at each use, from rows, parameters and sums over all rows."""
 
     name: str = ""
     evaluate: Callable[[Known], Any]
@@ -118,17 +117,18 @@ class Computed:
         return known[self]
 
     def function(self, *tensors: Tensor) -> Any:
-        """Of rows of the inputs, and what moments are."""
+        """Compute it from rows of the inputs, followed by the moments."""
         given = iter(tensors)
         known: Known = {value: next(given) for value in self.inputs}
         return self.of(known | {one: tuple(islice(given, one.statistics.parts)) for one in self.moments})
 
 
 class Free(Computed):
-    """What has no inputs, and so is the same for all rows."""
+    """A result without row inputs, which is the same for all rows."""
 
     def has_sums(self, where: str) -> bool:
-        """ModelError if it is computed of sums over all rows: no tile's edges are given such."""
+        """Raise ModelError if it depends on sums over all rows, which a tile's edges do not get; otherwise return
+        False."""
         if self.moments:
             raise ModelError(f"{where} is given a sum over all rows; a matrix of rows may be computed of it before")
         return False
@@ -136,38 +136,38 @@ class Free(Computed):
 
 @dataclass(frozen=True)
 class OneGraph:
-    """To which graph each row belongs: to the only one."""
+    """Stands for ``batch`` of a single graph: every row belongs to the only one."""
 
 
 @dataclass(frozen=True)
 class OneBatch:
-    """All rows as a batch of one."""
+    """All rows as a batch of one, [1, N, …]."""
 
     rows: Value
 
 
 @dataclass(frozen=True)
 class Stacked:
-    """Several matrices one above the other, [K, N, …], or a tensor of which a later dimension, the one ``at``, is that
-    of rows; kept as ``rows`` [N, K, …]."""
+    """Several matrices stacked, [K, N, …], or a tensor whose rows are in dimension ``at``; kept as ``rows`` [N, K,
+    …]."""
 
     rows: Value
     at: int = 1
 
 
 class Parts(Computed):
-    """Several results of one function of rows, or truths, which are not kept by themselves."""
+    """Several results of one function of rows, or truth values, which are not kept by themselves."""
 
 
 _FIRST = "condition", "input", "tensors", "size"
-"""As torch calls the first arguments of its functions."""
+"""The names of torch's first arguments."""
 _MADE_LIKE = "new_zeros", "new_ones", "new_full"
 _ROWS = Value, RowCount
 _OF_ROWS = (Value, Stacked, Codes, OneBatch, OneGraph, Parts, RowCount)
 
 
 def reason_of(error: Exception) -> str:
-    """What an error of the user's code says, which was given stand-ins for tensors, with its type."""
+    """Return the message of an error in the user's code, with its type; the code was given stand-ins for tensors."""
     text = str(error)
     reason = text if text.startswith("it ") else first_line(error)
     if re.search("Proxy|_StandIn|__array_", text) or isinstance(error, NotImplementedError):
@@ -177,14 +177,14 @@ def reason_of(error: Exception) -> str:
 
 
 def message_of(error: Exception) -> str:
-    """What it says, and where in the model that was."""
+    """Return the message of an error, and where in the model it was raised."""
     said = str(error) if isinstance(error, ModelError) else reason_of(error)
     place = place_in_model(reversed([*walk_tb(error.__traceback__)]))
     return said if getattr(error, "place", "") or not place else f"{said} (in {place})"
 
 
 def placed(error: ModelError, place: str) -> ModelError:
-    """``error``, which now names the place in the model that it is about, the innermost that is known."""
+    """Return ``error`` with the place in the model it is about, the innermost one known."""
     if place and not error.place:
         error.args = (f"{error} (in {place})",)
         error.place = place
@@ -204,12 +204,12 @@ class Interpreter:
         self._drawing: Collection[fx.Node] = ()
         self._steps_of_free: dict[fx.Node, OfEdges] = {}
         self._memory: dict[fx.Node, frozenset[fx.Node]] = {}
-        """By node, whose results may lie in the same memory as its own."""
+        """The nodes whose results may share memory with a node's own."""
         self._made_of_edges: Counter[OfEdges] = Counter()
         """How often modules are called on rows of edges."""
 
     def run(self, calls: Calls, inputs: Sequence[Any]) -> Value:
-        """What the module, which makes these calls, gives for ``inputs``."""
+        """Return what the module that makes these calls gives for ``inputs``."""
         self._assembly.calls.append(calls)
         self._tails, self._drawing = calls.tails, calls.drawing
         given = iter(inputs)
@@ -234,7 +234,7 @@ class Interpreter:
         raise AssertionError("a trace ends with its output")
 
     def _tell_of_edges(self) -> None:
-        """Warn of rows of edges that are computed anew from layer to layer, where that is most of the work."""
+        """Warn if rows of edges are computed anew from layer to layer, and that is most of the work."""
         once, calls = len(self._made_of_edges), self._made_of_edges.total()
         if calls >= 2 * once > 0:
             warnings.warn(
@@ -246,7 +246,7 @@ class Interpreter:
             )
 
     def _result(self, node: fx.Node) -> Any:
-        """What a node of the trace comes to."""
+        """Return the result of a node of the trace."""
         match node.op:
             case "get_attr":
                 found = attribute(self.whole, str(node.target))
@@ -261,7 +261,7 @@ class Interpreter:
                 return fx.map_arg(result, self._look_up)
 
     def apply_module(self, module: nn.Module, rows: Value) -> Value:
-        """What a module inside a convolution gives, called with rows alone."""
+        """Return what a module inside a convolution gives for rows alone."""
         setting = self._assembly.setting
 
         def made() -> tuple[nn.Module, list[Tensor]]:
@@ -341,7 +341,7 @@ class Interpreter:
     def _look_at_edges(
         self, node: fx.Node, module: nn.Module, where: str, args: list[Any], kwargs: dict[str, Any]
     ) -> Any:
-        """What a module that is no graph convolution makes of the edges: it runs as it is."""
+        """Lower a module that takes edges but is no graph convolution; it runs as it is."""
         self._check_loops(where)
         if self._assembly.setting.types is not None:
             raise ModelError(f"{where} is given the edges and is no graph convolution")
@@ -358,8 +358,8 @@ class Interpreter:
         return self._results(node, module, where, args, kwargs)
 
     def _results(self, node: fx.Node, module: nn.Module, where: str, args: Sequence[Any], kwargs: Known) -> Any:
-        """What a convolution without a formula gives, or another module that looks at edges; where these are several
-        results, those that are asked for, by number or name. They are computed side by side, with one dropout."""
+        """Lower a convolution without a formula, or another module that takes edges. If it returns several results,
+        return those asked for, by number or name; they are computed side by side, with one dropout."""
         lower = partial(self._assembly.lower_as_it_is, module, self._assembly, where, args, kwargs)
         users = [user for user in node.users if user.users]
         asked = [(user.args[1] if user.target is operator.getitem else None, user) for user in users]
@@ -384,7 +384,8 @@ class Interpreter:
         return found
 
     def _of_edges(self, node: fx.Node, where: str) -> Any:
-        """What the model itself makes of edges: rows of nodes, or what is put by until such are made of it."""
+        """Lower a call of the model itself on edges: rows of nodes, or a call deferred until rows of nodes are made of
+        it."""
         if self._assembly.setting.types is not None:
             raise ModelError(
                 f"{where} is given the edges in the model's own forward, which is not supported where these have "
@@ -398,7 +399,7 @@ class Interpreter:
     def _as_of_adjacency(
         self, conv: MessagePassing, where: str, args: list[Any], kwargs: dict[str, Any]
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Its arguments where edges came as ``adj_t``: PyG takes weights out of that."""
+        """Return the arguments of a convolution if edges came as ``adj_t``, from which PyG takes weights."""
         setting, forward = self._assembly.setting, signature(conv.forward)
         is_known = type(conv).__module__.startswith("torch_geometric.")
         adds = getattr(conv, "add_self_loops", False) and getattr(conv, "normalize", True)
@@ -423,7 +424,7 @@ class Interpreter:
             )
 
     def _put_by(self, node: fx.Node, where: str) -> OfEdges:
-        """A call that looks at edges, for when rows of nodes are made of it."""
+        """Return a deferred call on edges, to be computed when rows of nodes are made of it."""
         self._check_loops(where)
         module = self._modules.get(str(node.target)) if node.op == "call_module" else None
         self._check_in_place(node, where, writes_in_place(node) or bool(getattr(module, "inplace", False)))
@@ -432,7 +433,7 @@ class Interpreter:
         return OfEdges(len(self.known), node.op, name if is_method else node.target, *self._with_free(node, where))
 
     def _check_drawing(self, node: fx.Node, where: str) -> None:
-        """What is put by is computed anew for everything that is made of it."""
+        """Refuse dropout in a deferred call, which is computed anew for everything that is made of it."""
         module = self._modules.get(str(node.target)) if node.op == "call_module" else None
         of_module = module is not None and module.training and _dropout_inside(module) > 0
         is_unknown = not self._tails and (of_module or node.target in (F.dropout, torch.dropout))
@@ -440,7 +441,8 @@ class Interpreter:
             raise ModelError(f"{where}: dropout of what edges carry is not supported outside of a convolution")
 
     def _with_edges(self, node: fx.Node, conv: MessagePassing, where: str) -> Any:
-        """What a convolution gives that is given such, or by number or name what it gives: all of it runs as it is."""
+        """Lower a convolution that is given deferred results of edges, or whose results are asked for by number or
+        name; all of it runs as it is."""
         last, (args, kwargs) = self._put_by(node, where), self._arguments(node)
         users = [user for user in node.users if user.target is operator.getitem and user.users]
         asked: dict[Any, fx.Node] = {user.args[1]: user for user in users}
@@ -468,8 +470,8 @@ class Interpreter:
             raise ModelError(f"{where}: {why}" if why else f"{error}{more * is_computed}") from error
 
     def _opened(self, conv: MessagePassing, where: str, of_edges: Sequence[str], given: Mapping[str, Any]) -> Value:
-        """What a convolution gives for edges or weights, of these names, that the model computes, by its own calls: as
-        ``gcn_norm`` does, these may look at degrees of sources, which the graph around a row does not tell."""
+        """Lower a convolution by its own calls, if the model computes its edges or weights, under these names. As
+        ``gcn_norm`` does, these calls may use degrees of sources, which the graph around a row does not tell."""
         setting, rows = self._assembly.setting, [name for name, one in given.items() if isinstance(one, Value)]
         names = [*rows, *of_edges]
         plain = {name: one for name, one in given.items() if name not in names}
@@ -487,8 +489,8 @@ class Interpreter:
         return inner.run(calls, [given[name] for name in names])
 
     def _rows_of_edges(self, last: OfEdges, owner: nn.Module, where: str) -> Value:
-        """The rows of nodes that ``last`` gives, which runs as it is with all that it depends on; ``owner``: the
-        convolution, or the model, whose call it is."""
+        """Return the rows of nodes that ``last`` gives; it runs as it is with everything it depends on. ``owner``: the
+        convolution, or the model, that makes the call."""
         steps = last.with_all_before()
         self._made_of_edges.update(one for one in steps if one.kind == "call_module")
         given = leaves_of([(one.args, dict(one.kwargs)) for one in steps])
@@ -514,8 +516,8 @@ class Interpreter:
         return lower_propagation(traced[key], where, own[last], {"": rows}, ("", ""), self._assembly)
 
     def _with_free(self, node: fx.Node, where: str) -> Any:
-        """The arguments of a call; those that depend on parameters alone as calls, to be made with it, of the copy's
-        parameters."""
+        """Return the arguments of a call. Those that depend on parameters alone become calls themselves, made from the
+        parameters of a thread's copy."""
         numbers = {one: number for number, one in enumerate(self.known)}
 
         def given(one: fx.Node) -> Any:
@@ -530,7 +532,7 @@ class Interpreter:
         return fx.map_arg((node.args, dict(node.kwargs)), given)
 
     def _by_codes(self, module: nn.Module, where: str, args: list[Any], kwargs: dict[str, Any]) -> Value:
-        """What a module gives that looks something up by whole numbers of rows."""
+        """Lower a module that looks something up by whole numbers of rows."""
         given, parameters = [*args, *kwargs.values()], tuple(module.parameters())
         codes = given[-1]
         if isinstance(codes, Codes) and not any(isinstance(one, Codes) for one in given[:-1]):
@@ -692,7 +694,7 @@ class Interpreter:
         return found
 
     def _check_drawn(self, found: Free) -> None:
-        """Refuse random numbers, which would be others whenever they are used."""
+        """Refuse random numbers, which would be different at each use."""
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             before = torch.get_rng_state()
             found.of(self._samples(found.moments))
@@ -700,8 +702,8 @@ class Interpreter:
                 raise ModelError(f"{found.name} is not supported: {_DRAWS}")
 
     def _converted(self, name: str, one: Any, wanted: Sequence[Any]) -> Any:
-        """Rows, edges and what these carry in the type that they have, where they are; whole numbers as floating-point
-        ones of the model's type, in which all of them are exact, or as they are."""
+        """Return rows, edges and their data unchanged if they have the type already; or whole numbers as floating-point
+        ones of the model's type, which holds them exactly."""
         dtype = self._assembly.setting.dtype
         if isinstance(one, Codes):
             kinds = [kind for kind in wanted if isinstance(kind, torch.dtype)]
@@ -714,13 +716,14 @@ class Interpreter:
         return one
 
     def _above_one_another(self, leaf: Any) -> Any:
-        """A batch of one as what it is."""
+        """Return a batch of one as stacked matrices."""
         if not isinstance(leaf, OneBatch):
             return leaf
         return Stacked(self._assembly.rowwise("unsqueeze", lambda rows: rows[:, None], [leaf.rows]))
 
     def _over_rows(self, target: Any, of: Parts, args: list[Any], kwargs: dict[str, Any]) -> Free | None:
-        """A sum, mean, norm or deviation over all rows, or a product that is such a sum; None for anything else."""
+        """Return a sum, mean, norm or deviation over all rows, or a product that is such a sum; None for anything
+        else."""
         try:
             tried, more = (self._tried(of, count) for count in (2, 3))
         except Exception:  # which is told where it is tried as a function of rows
@@ -752,7 +755,7 @@ class Interpreter:
     def _deviation(
         self, name: str, rows: Any, args: list[Any], kwargs: dict[str, Any], shape: Sequence[int]
     ) -> Free | None:
-        """Of every column, or of all numbers."""
+        """Return variance or deviation of every column, or of all numbers."""
         given = dict(zip(("dim", "unbiased", "keepdim"), args[1:], strict=False)) | kwargs
         dims = leaves_of(given.get("dim"))
         if not isinstance(rows, Value) or (dims != [None] and dims not in ([0], [-1 - len(rows.tail)])):
@@ -770,7 +773,7 @@ class Interpreter:
         return Free(name=name, evaluate=found, moments=(moments,))
 
     def _codes(self, name: str, source: Value, function: Callable[[Tensor], Tensor]) -> Codes:
-        """Whole numbers that a function makes of features as they are in the store."""
+        """Return whole numbers that a function makes of features, as they are in the store."""
         if not _is_of_features(source):
             raise ModelError(f"{name}: whole numbers are taken of the store's features, as they are, alone")
 
@@ -781,7 +784,7 @@ class Interpreter:
         return Codes(self._assembly.unlearnt(name, side_by_side, [source], whole=True), tuple(tail))
 
     def _joined(self, found: Sequence[Value], aggr: str) -> Value:
-        """What rows get over several types of edges, put together."""
+        """Return what rows get over several edge types, combined by ``aggr``."""
         if aggr in ("sum", "mean") and len(set(found)) == len(found) and all(len(one.tail) == 1 for one in found):
             factor = 1.0 if aggr == "sum" else 1.0 / len(found)
             return self._assembly.sum([(factor, one) for one in found])
@@ -792,7 +795,7 @@ class Interpreter:
         return self._assembly.rowwise(f"HeteroConv's {aggr}", joined, found)
 
     def _beside(self, results: Sequence[Any]) -> Value:
-        """A model's results side by side; of them, so many columns each."""
+        """Return a model's results side by side, and record how many columns each has."""
         for number, result in enumerate(results):
             if not isinstance(result, Value) or len(result.tail) != 1:
                 flat = isinstance(result, Value) and not result.tail
@@ -802,7 +805,7 @@ class Interpreter:
         return self._assembly.rowwise("the results", lambda *rows: torch.cat(rows, dim=1), results)
 
     def _check_all_rows(self, name: str, source: Any, key: Any) -> None:
-        """A slice of rows has to be of all: few rows, as functions are tried on, do not tell."""
+        """Refuse a slice of some rows. The few rows on which functions are tried would not show it."""
         keys = [*key] if isinstance(key, (tuple, list)) else [key]
         rows = keys[isinstance(source, Stacked) :][:1] or [None]
         source, (rows,) = source.rows if isinstance(source, Stacked) else source, rows
@@ -813,8 +816,8 @@ class Interpreter:
             raise ModelError(f"{name} looks across rows: it takes some rows and leaves out others")
 
     def _check_assigned(self, source: Any, key: Any, value: Any) -> None:
-        """``source[key] = value``: to columns of all rows, or to what is chosen by truths; to any of what has no
-        rows."""
+        """Check ``source[key] = value``: allowed for columns of all rows, for entries chosen by truth values, and for
+        anything without rows."""
         if isinstance(source, Free) and not any(isinstance(leaf, _OF_ROWS) for leaf in leaves_of((key, value))):
             return
         first, *others = [*key] if isinstance(key, (tuple, list)) else [key]
@@ -841,7 +844,7 @@ class Interpreter:
         return self._assembly.dropout(input, float(p)) if drops else input
 
     def _activated(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Value | None:
-        """What an activation gives whose gradient needs no more than its result, or the signs; None for any other."""
+        """Return an activation whose gradient needs only its result, or the signs of its input; None for any other."""
         known = activation_of(target, args, kwargs) if args and isinstance(args[0], Value) else None
         match known:
             case (Activation.RELU | Activation.LEAKY_RELU as kind, slope):
@@ -854,7 +857,7 @@ class Interpreter:
                 return None
 
     def _shape(self, target: Any, args: list[Any]) -> Any:
-        """What the shape, type and parts of a value are; None for any other question."""
+        """Return the shape, type and parts of a value; None for any other question."""
         first, rest = args[0], args[1:]
         if isinstance(first, Value):
             if target == "size" or (target is getattr and rest[0] == "shape"):
@@ -881,7 +884,7 @@ class Interpreter:
         return None
 
     def _apply(self, name: str, target: Any, method: bool, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """A call of a whitelisted function: a sum, another function of rows, of parameters, or of plain numbers."""
+        """Apply a known function to rows, parameters or plain numbers: a sum, or another function of rows."""
         if name in _MADE_LIKE and isinstance(args[0], Value):
             asked = leaves_of((args[1:], kwargs))
             if not any(isinstance(one, (*_OF_ROWS, Computed)) for one in asked):  # of rows the type alone counts
@@ -943,7 +946,7 @@ class Interpreter:
         return self._rows(found, heavy=heavy)
 
     def _rows(self, of: Parts, at: int = 0, *, heavy: bool = False) -> Value:
-        """The matrix of rows that this gives, with rows in the dimension ``at``."""
+        """Return a function's matrix of rows, which has the rows in dimension ``at``."""
         function = of.function if at == 0 else lambda *tensors: of.function(*tensors).movedim(at, 0)
         return self._assembly.rowwise(of.name, function, of.inputs, of.parameters, moments=of.moments, heavy=heavy)
 
@@ -952,12 +955,12 @@ class Interpreter:
 
     @torch.no_grad()
     def _tried(self, of: Parts, rows: int) -> Any:
-        """What it gives for so many rows of zeros."""
+        """Return the result for this many rows of zeros."""
         dtype = self._assembly.setting.dtype
         return of.of({one: torch.zeros(rows, *one.tail, dtype=dtype) for one in of.inputs} | self._samples(of.moments))
 
     def _stacked(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Value] | None:
-        """The matrices that this puts one above the other, if it does."""
+        """Return the matrices that a call stacks, or None."""
         parts = args[0] if args and isinstance(args[0], (list, tuple)) else []
         if kwargs.get("dim", (args[1:] or [0])[0]) != 0 or len(parts) < 1:
             return None
@@ -968,8 +971,8 @@ class Interpreter:
         return None
 
     def _rows_or_parts(self, of: Parts, *, heavy: bool = False) -> Value | Stacked | Parts:
-        """What a function of rows gives, where that is one matrix of numbers, or several one above the other; else what
-        it is part of."""
+        """Return the result of a function of rows if that is a matrix of numbers, or several stacked; otherwise its
+        parts."""
         tried, more = (self._tried(of, count) for count in (2, 3))
         at = 0
         if isinstance(tried, Tensor):
@@ -987,7 +990,7 @@ class Interpreter:
         return of
 
     def _sum(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value | None:
-        """Sums and multiples of matrices, which need nothing kept for their gradients."""
+        """Return a sum or a multiple of matrices, which needs nothing kept for its gradient; None for anything else."""
         if kwargs or len(args) != 2:
             return None
         sign = {operator.add: 1.0, torch.add: 1.0, "add": 1.0, operator.sub: -1.0, torch.sub: -1.0, "sub": -1.0}
@@ -1020,7 +1023,7 @@ class Interpreter:
         return self.known[leaf]
 
     def _check_in_place(self, node: fx.Node, name: str, in_place: bool) -> None:
-        """Writing into a matrix is the same as making a new one only where nobody looks at the old one again."""
+        """Refuse an in-place write if the matrix it overwrites is used again."""
         if not in_place:
             return
         operand = node.args[0] if node.args else node.kwargs.get("input")
@@ -1035,7 +1038,7 @@ class Interpreter:
             raise ModelError(f"{name} writes into a matrix that is used again; {how}")
 
     def _memory_of(self, node: fx.Node) -> frozenset[fx.Node]:
-        """Of those whose memory the result of ``node`` may be, itself if it is new."""
+        """Return the nodes whose memory the result of ``node`` may share; itself if it is new."""
         module = self._modules.get(str(node.target)) if node.op == "call_module" else None
         written = writes_in_place(node) or getattr(module, "inplace", False)
         viewed = node.target in VIEWS or isinstance(module, (nn.Flatten, nn.Unflatten, JumpingKnowledge))
@@ -1046,24 +1049,24 @@ class Interpreter:
 
 
 def _root(numbers: Tensor, power: float) -> Tensor:
-    """With a gradient of 0 at 0, as torch's norms and deviations have."""
+    """Return the root, with a gradient of 0 at 0, as torch's norms and deviations have it."""
     is_zero = numbers == 0
     return torch.where(is_zero, numbers, torch.where(is_zero, 1.0, numbers) ** (1 / power))
 
 
 def _called(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], rows: Tensor) -> Any:
-    """A method by its name, or a function, of ``rows``."""
+    """Return a method, by its name, or a function, called on ``rows``."""
     return getattr(rows, target)(*args, **kwargs) if isinstance(target, str) else target(rows, *args, **kwargs)
 
 
 def _dropout_inside(module: nn.Module) -> float:
-    """How probable it is that torch's own module, or one in it, drops a number."""
+    """Return the largest dropout probability within one of torch's own modules."""
     found = (one.p if isinstance(one, nn.Dropout) else getattr(one, "dropout", 0.0) for one in module.modules())
     return max((float(one) for one in found if not isinstance(one, nn.Module)), default=0.0)
 
 
 def _is_of_features(value: Value) -> bool:
-    """Whether it comes of the store's features, of no parameter and of nothing that is drawn."""
+    """Whether it comes from the store's features alone, without parameters and random numbers."""
     of_others = isinstance(value, (Rowwise, Sum, Dense)) and not value.parameters
     return isinstance(value, Features) or (of_others and all(map(_is_of_features, value.inputs)))
 
@@ -1071,8 +1074,8 @@ def _is_of_features(value: Value) -> bool:
 def _step_of_edges(
     of: EdgeInput, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], columns: int
 ) -> tuple[str, tuple[Any, ...]] | None:
-    """A step of what edges carry: some of the ``columns``, the only one as a vector, whole numbers of these, or which
-    of the columns is largest; none where nothing changes."""
+    """Return a step that selects from edge data: some of the ``columns``, the only column as a vector, conversion to
+    whole numbers, or the index of the largest column; an empty step if nothing changes, None if it is no such step."""
     if target is operator.getitem and isinstance(args[0], (tuple, list)) and len(args[0]) == 2:
         rows, which = args[0]
         return ("__getitem__", ((rows, which),)) if rows == slice(None) and type(which) in (int, slice) else None
@@ -1093,11 +1096,11 @@ _TO_VECTORS: dict[str, list[list[int]]] = {
     "reshape": [[-1]],
     "flatten": [[]],
 }
-"""By name, the arguments that make a vector of a matrix of one column."""
+"""The arguments that make a vector of a matrix with one column, by method."""
 
 
 def _remedy(result: Any) -> str:
-    """What to write where this is no matrix of rows."""
+    """Return advice for a result that is no matrix of rows."""
     if isinstance(result, OfEdges):
         return "; of edges these are made by what is told how many there are, as scatter(…, dim_size=x.size(0)) is"
     if isinstance(result, dict):
@@ -1108,7 +1111,7 @@ def _remedy(result: Any) -> str:
 
 
 def activation_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Activation, float] | None:
-    """Which activation of its one operand a function, a method or a module is, with its constant."""
+    """Return which activation of its one operand a function, method or module is, with its constant; or None."""
     if isinstance(target, nn.Module):
         kind, options = _ACTIVATIONS.get(type(target)), vars(target)
         is_usual = (options.get("beta", 1), options.get("threshold", 20)) == (1, 20)
@@ -1124,7 +1127,7 @@ def activation_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 def parameter_of(argument: Any) -> Any:
-    """The parameter that an argument stands for, if it is one."""
+    """Return the parameter that an argument stands for, or None."""
     if not isinstance(argument, Free) or len(argument.parameters) != 1 or argument.moments:
         return None
     (parameter,) = argument.parameters
@@ -1132,7 +1135,7 @@ def parameter_of(argument: Any) -> Any:
 
 
 def leaves_of(tree: Any) -> list[Any]:
-    """What an argument contains, through lists, tuples, dictionaries and slices."""
+    """Return the leaves of an argument, through lists, tuples, dictionaries and slices."""
     found: list[Any] = []
     map_aggregate(tree, found.append)
     return found

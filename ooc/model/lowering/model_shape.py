@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models by their shapes alone, for whoever plans one and does not run it.
+"""Models described by their shapes alone, for planning without running them.
 
-What ``trace`` makes of PyG's GCN, GraphSAGE and GIN is written down here, so that planning them takes neither PyG,
-whose import costs more than most plans do, nor a trace. Tests hold the two equal, value by value.
+The values that ``trace`` makes of PyG's GCN, GraphSAGE and GIN are written down here, so planning these needs neither a
+trace nor PyG, whose import takes longer than most plans. Tests hold the two equal, value by value.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,8 @@ from ooc.model.lowering.values import Value
 
 
 class Shape(NamedTuple):
-    """A convolution: the shapes of its ``parameters`` by its columns in and out, in PyG's order, and, in the place of a
-    forward, its ``values`` for rows and these parameters."""
+    """A convolution: the shapes of its ``parameters`` for given columns in and out, in PyG's order, and its ``values``
+    for rows and these parameters in place of a forward."""
 
     parameters: Callable[[int, int], list[tuple[int, ...]]]
     values: Callable[[Assembly, Value, list[nn.Parameter]], Value]
@@ -52,8 +52,8 @@ GIN = Shape(lambda columns, out: [(out, columns), (out,), (out, out), (out,)], _
 
 
 class ModelShape(nn.Module):
-    """``layers`` convolutions one behind the other, ReLU and dropout ``dropout`` between them: PyG's ``BasicGNN``
-    without norm and jumping knowledge."""
+    """``layers`` convolutions in sequence, with ReLU and dropout ``dropout`` between them: PyG's ``BasicGNN`` without
+    norm and jumping knowledge."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class ModelShape(nn.Module):
         self.weights = nn.ParameterList(chain(*self._layers))  # by which torch finds them; nobody asks what is in them
 
     def values(self, assembly: Assembly) -> Value:
-        """The output, in the mode that ``assembly`` is for."""
+        """Return the output, in the mode of ``assembly``."""
         x = assembly.features()
         for at, parameters in enumerate(self._layers):
             if at:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model lowered: two networks of values, one for training, one for evaluation.
+"""A lowered model: two networks of values, one for training and one for evaluation.
 
 Parameters are shared with the user's model, not copied. What cannot be run exactly is refused by name.
 """
@@ -26,9 +26,9 @@ from ooc.plan.cost import aggregating_first_pays, transforming_constants_pays
 from ooc.plan.workload import EdgeData
 
 _HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
-"""How torch's and PyG's names end of what a module keeps hooks in that may change a result."""
+"""The endings of the names under which torch and PyG keep a module's hooks that may change a result."""
 EVERYWHERE = 1 << 30
-"""Hops for what is needed of every row, however far it lies from those that are scored."""
+"""The number of hops for values that are needed for every row, however far it is from the scored ones."""
 
 
 @dataclass(slots=True)
@@ -38,29 +38,30 @@ class Network:
     training: Value
     evaluation: Value
     scalings: tuple[AnyScaling, ...]
-    """How its sums are scaled, each way once; of a graph with types all types of edges that it goes along."""
+    """The scalings of its sums, each once; for a graph with types, with all edge types it uses."""
     dtype: torch.dtype
     parameters: list[nn.Parameter]
-    """Those that are trained and have a part in the output, or a gradient that is always zero."""
+    """The parameters that are trained and take part in the output, including those whose gradient is always zero."""
     idle: list[nn.Parameter]
-    """Those that would be trained and have none: they have no gradient, as in PyG."""
+    """The parameters that would be trained but take no part in the output: they have no gradient, as in PyG."""
     cut_off: list[nn.Parameter]
-    """Of ``parameters``, those that a ``detach`` keeps from having a gradient: what tiles add up for them is zero, and
-    dropped, since an optimizer moves what has a gradient of zero, too."""
+    """Those of ``parameters`` that a ``detach`` cuts off from gradients. What tiles add up for them is zero and is
+    dropped, since an optimizer would also move a parameter whose gradient is zero."""
     embeddings: list[Value]
-    """In evaluation, what each convolution but the last leaves to the next one."""
+    """In evaluation, the output of each convolution but the last, as the next one gets it."""
     hops: int
-    """Aggregations one behind the other, at most."""
+    """The longest chain of aggregations."""
     called_alike: bool
     """Whether the model, and modules within its convolutions, make the same calls in both modes."""
     result_columns: tuple[int, ...] = ()
-    """Of a model that gives several results, side by side in training; the first is scored."""
+    """The columns of each result, if the model returns several, which are side by side in training; the first is
+    scored."""
     flat_result: bool = False
-    """Whether the model gives a number a row, [N], which is a column here."""
+    """Whether the model returns one number a row, [N], which is a column here."""
     traced: tuple[fx.Graph, Mapping[fx.Node, Any], dict[str, Tensor]] | None = None
-    """Its calls in training, what each stands for, and the tensors that its forward makes."""
+    """Its calls in training, what each stands for, and the tensors made in its forward."""
     _projections: tuple[list[Projection], ...] = field(init=False)
-    """What is multiplied by weights, in training and in evaluation."""
+    """The products with weights, in training and in evaluation."""
 
     def __post_init__(self) -> None:
         modes = self.training, self.evaluation
@@ -68,87 +69,87 @@ class Network:
 
     @property
     def learnt(self) -> dict[str, Value]:
-        """The embeddings that have a part in the output, by type of nodes."""
+        """The embeddings that take part in the output, by node type."""
         found = (*values_of(self.training), *values_of(self.evaluation))
         return {value.space: value for value in found if isinstance(value, Learnt)}
 
     @property
     def depth(self) -> int:
-        """Convolutions."""
+        """The number of convolutions."""
         return len(self.embeddings) + 1
 
     @property
     def outputs(self) -> int:
-        """Columns of what the model gives, of several results the first."""
+        """The columns of the model's output; of several results, the first."""
         return self.evaluation.columns
 
     def layer(self, index: int, space: str = "") -> Value:
-        """What convolution ``index`` (from 1) gives in evaluation after norm and activation; the last: the output. 0:
-        the embedding of the nodes of type ``space``."""
+        """Return what convolution ``index`` (from 1) gives in evaluation, after norm and activation; the last one gives
+        the output. 0: the embedding of nodes of type ``space``."""
         if index == 0:
             return self.learnt[space]
         return self.evaluation if index == self.depth else self.embeddings[index - 1]
 
     @property
     def aggregated_once(self) -> tuple[AnyScaling, ...]:
-        """The scalings of which A(X) of the features as they are is needed: the same in every epoch."""
+        """The scalings for which A(X) of the unchanged features is needed, which is the same in every epoch."""
         values = [v for v in values_of(self.training) if not (isinstance(v, Aggregate) and v.once)]
         once = {source for value in values for source in value.inputs if isinstance(source, Aggregate) and source.once}
         return tuple(s for s in self.scalings if any(v.hops == 1 and v.scaling == s for v in once))
 
     def first_aggregation(self, scaling: AnyScaling, hops: int = 1) -> str:
-        """The name of the matrix that holds A^hops(X), aggregated once."""
+        """Return the name of the matrix that holds A^hops(X), aggregated once."""
         name = "ax" if hops == 1 else f"ax{hops}"
         return name if scaling == self.scalings[0] else f"{name}.{scaling.label}"
 
     @property
     def same_in_evaluation(self) -> bool:
-        """Whether training computes what evaluation does: no dropout, no statistics of the rows themselves, and the
-        same calls. It is always right to compute both."""
+        """Whether training computes the same as evaluation: no dropout, no batch statistics, and the same calls.
+        Computing both is always correct."""
         tells_modes = any(isinstance(v, Opaque) and v.probed.tells_modes for v in values_of(self.training))
         return self.called_alike and not tells_modes and _shapes(self.training) == _shapes(self.evaluation)
 
     @property
     def attends(self) -> bool:
-        """Whether some values come of a softmax over edges."""
+        """Whether some values come from a softmax over edges."""
         return any(isinstance(value, Attention) for value in values_of(self.training))
 
     @property
     def statistics_nbytes(self) -> int:
-        """What the moments of all norms take."""
+        """Bytes of the moments of all norms."""
         found = {*values_of(self.training), *values_of(self.evaluation)}
         return sum(value.statistics.nbytes for value in found if isinstance(value, Moments))
 
     @property
     def rounded_nbytes(self) -> int:
-        """What its weights take besides where they are multiplied in a narrower type: those of one of the modes."""
+        """Bytes that weights take besides if they are multiplied in a narrower type, in one of the modes."""
         return max(
             sum(v.product.weights_nbytes(v.source.columns, v.columns) for v in mode) for mode in self._projections
         )
 
     @property
     def made_nbytes(self) -> int:
-        """What weights made of several parameters take, with their gradients."""
+        """Bytes of weights made of several parameters, with their gradients."""
         return max(sum(v.made.nbytes for v in mode) for mode in self._projections)
 
     @property
     def makes_dense(self) -> bool:
-        """Whether features that come without their zeros are needed with them."""
+        """Whether sparse features are needed in dense form."""
         return any(isinstance(v, Dense) for output in (self.training, self.evaluation) for v in values_of(output))
 
     def columns_of_edges(self, widest: int) -> int:
-        """How wide matrices are, at most, that have a row for each edge, where some layer is run as it is: as the
-        ``widest`` of nodes; of links as embeddings are. 0 where none is."""
+        """Return the widest matrix with a row for each edge, in columns, if some layer runs as it is: as wide as the
+        ``widest`` of nodes, or, for links, as embeddings; otherwise 0."""
         layers = (v for output in (self.training, self.evaluation) for v in values_of(output) if isinstance(v, Opaque))
         return max((widest if one.direction.of_edges else one.source.columns for one in layers), default=0)
 
     @property
     def drops_sparse(self) -> bool:
-        """Whether there is dropout of features that come without their zeros."""
+        """Whether there is dropout of sparse features."""
         return any(isinstance(v, Dropout) and v.entries_per_row is not None for v in values_of(self.training))
 
     def forget_weights(self) -> None:
-        """Weights may have changed: what was made of them is to be made anew."""
+        """Discard what was made of weights, which may have changed."""
         for projections in self._projections:
             for projection in projections:
                 projection.product.forget_weights()
@@ -156,8 +157,8 @@ class Network:
 
     @contextmanager
     def summing_gradients(self) -> Iterator[None]:
-        """Within it tiles add what they have for weights made of parameters, which these get at its end, or when they
-        are all there (``finish_gradients``)."""
+        """A context in which tiles add up the gradients of weights made of parameters. The parameters get theirs at its
+        end, or in ``finish_gradients``."""
         try:
             for made in self._made:
                 made.begin()
@@ -168,7 +169,7 @@ class Network:
                 made.end()
 
     def finish_gradients(self) -> None:
-        """Parameters get what all tiles have added so far."""
+        """Give parameters the gradients that all tiles have added so far."""
         for made in self._made:
             made.finish()
             made.begin()
@@ -187,9 +188,10 @@ def lower(
     edges_per_row: Callable[[AnyScaling], float],
     trains: bool = True,
 ) -> Network:
-    """The values of ``model``; ModelError names what cannot be run exactly, or has nothing to train if it ``trains``.
+    """Return the values of ``model``. Raises ModelError naming what cannot be run exactly, or, if it ``trains``, if it
+    has nothing to train.
 
-    ``active`` gives the rows to be computed for a network of so many layers; with ``edges_per_row`` they decide the
+    ``active`` gives the rows to be computed for a network of a given depth; with ``edges_per_row`` they decide the
     order of product and sum in each layer.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -270,7 +272,7 @@ def lower(
 
 
 def check_outputs(columns: int, num_classes: int) -> None:
-    """ModelError where a model with so many outputs leaves out classes."""
+    """Raise ModelError if a model with this many outputs leaves out classes."""
     if columns < num_classes:
         remedy = "; for one number that says which of two, convert with task='multilabel'" * (num_classes == 2)
         remedy += ", or give the data itself and loss=torch.nn.BCEWithLogitsLoss()" * (num_classes == 2)
@@ -278,7 +280,7 @@ def check_outputs(columns: int, num_classes: int) -> None:
 
 
 def _assembled(model: nn.Module, setting: Setting) -> tuple[Assembly, Value]:
-    """What the model gives, and what is known of how."""
+    """Return the assembly of the model's values, and its output."""
     assembly = Assembly(setting)
     if isinstance(model, ModelShape):
         return assembly, model.values(assembly)
@@ -292,7 +294,7 @@ def _assembled(model: nn.Module, setting: Setting) -> tuple[Assembly, Value]:
 
 
 def values_of(output: Value) -> list[Value]:
-    """All that ``output`` depends on, and itself, inputs first."""
+    """Return everything ``output`` depends on, and itself, inputs first."""
     found = {output}
     waiting = [output]
     while waiting:
@@ -304,8 +306,8 @@ def values_of(output: Value) -> list[Value]:
 
 
 def hops(output: Value, above: Collection[Value] = ()) -> dict[Value, int]:
-    """How many aggregations lie between each value and ``output``, at most, or of those that lie ``above`` some values;
-    EVERYWHERE below moments and sums over out-neighbours."""
+    """Return the most aggregations between each value and ``output``, or only for values that lie ``above`` some;
+    EVERYWHERE for values below moments and sums over out-neighbours."""
     found = {output: 0}
     for value in reversed(values_of(output)):
         if value not in found or value in above:
@@ -324,7 +326,7 @@ def hops(output: Value, above: Collection[Value] = ()) -> dict[Value, int]:
 
 
 def _check_edge_data(model: nn.Module, left_out: Collection[EdgeData]) -> None:
-    """Refuse to leave out what edges carry unasked: it would be another result."""
+    """Refuse to leave out edge data unless asked, since the result would be different."""
     for data in EdgeData:
         if data in left_out:
             what = "weights" if data is EdgeData.WEIGHT else "features"
@@ -336,7 +338,8 @@ def _check_edge_data(model: nn.Module, left_out: Collection[EdgeData]) -> None:
 
 
 def _check_running_statistics(model: nn.Module, assembly: Assembly, training: Value, evaluation: Value) -> None:
-    """Warn of those that stay as they are, as no output depends on their norm, and refuse where one does later."""
+    """Warn of running statistics that stay unchanged because no output depends on their norm, and refuse a norm that only
+    evaluation uses."""
     in_use = set(values_of(training))
     if not (unused := [one for one in assembly.observed if one not in in_use]):
         return
@@ -359,7 +362,7 @@ def _check_running_statistics(model: nn.Module, assembly: Assembly, training: Va
 def _check_embeddings(
     model: nn.Module, setting: Setting, training: Value, evaluation: Value, cut_off: Collection[str]
 ) -> None:
-    """Refuse embeddings of which none is trained, or one that has a part in the output is not."""
+    """Refuse embeddings if none of them is trained, or if one that takes part in the output is not."""
     spaces, read = (
         {value.space for value in values_of(output) if isinstance(value, Learnt)} for output in (training, evaluation)
     )
@@ -372,19 +375,20 @@ def _check_embeddings(
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:
-    """What a model computes in: the type of its parameters; of one without any torch's default."""
+    """Return the type a model computes in: that of its parameters, or torch's default."""
     return next((parameter.dtype for parameter in model.parameters()), torch.get_default_dtype())
 
 
 def _summed_from(value: Value) -> Value:
-    """What neighbours' rows are summed of, by one hop or several."""
+    """Return what neighbours' rows are summed from, by one hop or several."""
     while isinstance(value, Aggregate):
         value = value.source
     return value
 
 
 def _check(model: nn.Module, *, learns: bool) -> None:
-    """Refuse what no value can be made of, whatever the model does; ``learns``: it need not have parameters itself."""
+    """Refuse what no value can be made of, whatever the model does. ``learns``: rows are learnt, so the model itself
+    need not have parameters."""
     name = type(model).__name__
     parameters = list(model.parameters())
     if not any(p.requires_grad for p in parameters) and not learns:
@@ -412,18 +416,18 @@ def _check(model: nn.Module, *, learns: bool) -> None:
 
 
 def hooks_of(module: nn.Module) -> list[str]:
-    """The kinds of hooks that ``module`` has. Modules are not called here, so that hooks would not be either."""
+    """Return the kinds of hooks that ``module`` has. Modules are not called here, so their hooks would not run."""
     return [kept.strip("_") for kept, value in vars(module).items() if kept.endswith(_HOOKS) and value]
 
 
 def has_hooks(parameter: nn.Parameter) -> bool:
-    """Whether it has hooks: autograd never adds up its gradient here, so that they would not be called."""
+    """Whether a parameter has hooks. Autograd never accumulates its gradient here, so they would not run."""
     return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
 def _shapes(output: Value) -> list[tuple[object, ...]]:
-    """Of all values that ``output`` depends on: kind, shape of a row, and which ones its inputs are. Of aggregations
-    over edges what they keep for a backward pass does not count; whether they drop something does."""
+    """Return kind, shape of a row and inputs of all values that ``output`` depends on. What aggregations keep for a
+    backward pass does not count; whether they drop something does."""
     values = [value for value in values_of(output) if not isinstance(value, Result)]
     places = {value: place for place, value in enumerate(values)}
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms as values: those of a row are functions of rows, the others functions of rows and of the moments over all.
+"""Norms as values. Norms of a row are functions of rows; the others are functions of rows and of the moments over all
+rows.
 
-All of torch's and PyG's norms over nodes follow from two statistics of every column, the mean and the biased
-variance: PairNorm's and LayerNorm(mode="graph")'s over all numbers are sums of them over columns.
+All of torch's and PyG's norms over nodes follow from two statistics of every column, the mean and the biased variance.
+The statistics over all numbers, for PairNorm and LayerNorm(mode="graph"), are sums of these over columns.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,8 @@ from ooc.model.lowering.values import Codes, Value
 
 
 def lower_norm(norm: nn.Module, where: str, source: Value, assembly: Assembly, *, told: bool) -> Value:
-    """``norm`` of all rows of ``source`` as one graph; ``told``: by a batch, by which PyG's LayerNorm has another ε."""
+    """Return ``norm`` of all rows of ``source`` as one graph. ``told``: it is given a batch, with which PyG's LayerNorm
+    has another ε."""
     if type(norm) is gnn.LayerNorm:
         return _layer_norm(norm, where, source, assembly, told=told)
     lower = _LOWERINGS.get(type(norm))
@@ -66,8 +68,8 @@ def _by_running_statistics(norm: Any, where: str, source: Value, assembly: Assem
 
 
 def _standardised(norm: Any, where: str, source: Value, assembly: Assembly, share: Callable[[], float] | None) -> Value:
-    """(x - mean) / √(variance + ε), then the affine map, if there is one. Running statistics move by ``share`` towards
-    an epoch's, of which the variance is unbiased, as torch's; None: there are none."""
+    """Return (x - mean) / √(variance + ε), followed by the affine map, if there is one. Running statistics move by
+    ``share`` towards an epoch's, whose variance is unbiased, as in torch; None: there are none."""
     if assembly.num_rows(source) <= 1:
         raise ModelError(f"norm {where} needs more than one node to train on")
 
@@ -113,8 +115,8 @@ def _graph_norm(norm: Any, where: str, source: Value, assembly: Assembly) -> Val
 
 
 def lower_hetero_batch_norm(norm: Any, where: str, source: Value, codes: Codes, assembly: Assembly) -> Value:
-    """PyG's of each type's rows by itself: from the moments of a column for each type and each column of rows, which is
-    zero in rows of other types. Gradients do not go back through its statistics."""
+    """Return PyG's norm of each type's rows by itself, from the moments of one column for each type and each column of
+    rows, which is zero in rows of other types. No gradient goes through its statistics."""
     types, tiny = norm.num_types, torch.finfo(assembly.setting.dtype).tiny
 
     def normalised(x: Tensor, kind: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
@@ -122,13 +124,14 @@ def lower_hetero_batch_norm(norm: Any, where: str, source: Value, codes: Codes, 
         return out * norm.weight[kind] + norm.bias[kind] if norm.affine else out
 
     def of_types(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Their shares of rows [T], means [T, C] and biased variances, of moments of the matrix with columns apart."""
+        """Return the fractions of rows of each type [T], and means [T, C] and biased variances, from the moments of the
+        matrix with separate columns."""
         share, first = mean[:types], mean[types:].view(types, -1)
         second, part = variance[types:].view(types, -1) + first.square(), share[:, None].clamp(min=tiny)
         return share, first / part, second / part - (first / part).square()
 
     def columns_apart(x: Tensor, rows: Tensor) -> Tensor:
-        """[R, T + T C]."""
+        """Return rows with separate columns for types [R, T + T C]."""
         is_of_type = F.one_hot(codes.of(rows), types).to(x.dtype)
         return torch.cat((is_of_type, (is_of_type[:, :, None] * x[:, None]).flatten(1)), dim=1)
 
@@ -184,6 +187,7 @@ _LOWERINGS: dict[type[nn.Module], Callable[[Any, str, Value, Assembly], Value]] 
     gnn.GraphSizeNorm: lambda norm, where, x, assembly: assembly.sum([(assembly.num_rows(x) ** -0.5, x)]),
 }
 OF_TYPES = (gnn.HeteroBatchNorm, gnn.HeteroLayerNorm)
-"""Those that are told each row's type."""
+"""The norms that are told each row's type."""
 NORMS: tuple[type[nn.Module], ...] = (*_LOWERINGS, gnn.LayerNorm, gnn.MessageNorm, *OF_TYPES)
-"""Taken as wholes. DiffGroupNorm is not among them: it is made of a linear map, a softmax and a BatchNorm."""
+"""Norms that are lowered as a whole. DiffGroupNorm is traced instead: it is made of a linear map, a softmax and a
+BatchNorm."""
