@@ -338,7 +338,7 @@ def _check_edge_data(model: nn.Module, left_out: Collection[EdgeData]) -> None:
 
 
 def _check_running_statistics(model: nn.Module, assembly: Assembly, training: Value, evaluation: Value) -> None:
-    """Warn of running statistics that stay unchanged because no output depends on their norm, and refuse a norm that only
+    """Warn of running statistics that stay unchanged because no output depends on their norm; refuse a norm that only
     evaluation uses."""
     in_use = set(values_of(training))
     if not (unused := [one for one in assembly.observed if one not in in_use]):

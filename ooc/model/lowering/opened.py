@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A convolution without a formula: opened, so that of its forward no more is run as it is than what looks at edges, or
-run as a whole.
+"""Convolutions without a formula, run either *opened* or as a whole.
 
-It is opened where a trace can tell, unless more columns would be gathered so; and one way where the other cannot be.
+Opened, the calls of the convolution's forward are traced, and only those that look at edges run as they are. A
+convolution is opened if a trace can follow it, unless more columns would be gathered that way; if one way fails, the
+other is tried.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,13 +36,14 @@ from ooc.model.lowering.whole import Called, with_arguments
 from ooc.plan.workload import EdgeData
 
 _WIDER = 1.5
-"""Times the columns of what a convolution is given: rows of more are not gathered where it runs as a whole."""
+"""An opened convolution may gather at most this many times the columns that it is given; with more, it runs as a
+whole."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A convolution in ``whole``, which gives it its arguments, and what its forward ``calls``; ``sums``: to be run so
-    only if its ``propagate`` is a sum of rows, or of an edge function."""
+    """A convolution in the module ``whole``, which passes it its arguments, and the ``calls`` of its forward. ``sums``:
+    run it this way only if its ``propagate`` is a sum of rows, or of an edge function."""
 
     whole: nn.Module
     calls: Calls
@@ -56,8 +58,8 @@ def lower_as_it_is(
     kwargs: Mapping[str, Any],
     parts: tuple[Any, ...] = (),
 ) -> Value:
-    """What a convolution without a formula gives, or another module that looks at edges, ``parts`` of it side by side
-    if it gives several; ModelError where it can be run neither opened nor as a whole."""
+    """Lower a convolution without a formula, or another module that takes edges; if it returns several results,
+    ``parts`` of them side by side. Raises ModelError if it can be run neither opened nor as a whole."""
     layer, rows = layer_of(conv, where, args, kwargs, parts)
     if assembly.setting.types is not None and layer.relation is None:
         raise layer.refuse("it takes edges of one type; of a graph with edge_type it would take all alike")
@@ -97,8 +99,8 @@ def lower_as_it_is(
 def _ways(
     layer: Layer, setting: Setting, why: list[str], whole: Sequence[Callable[..., Any]] = ()
 ) -> list[Opened | None]:
-    """How to run it, the best first: opened, or (None) as a whole, whose error is the one to be told, with ``why`` it
-    is. Where it calls a function of edges that is ``whole``, as a sum alone: other ways are looked for where that
+    """Return the ways to run it, the best first: opened, or None for as a whole; ``why`` collects the reasons against
+    opening. If it calls one of the ``whole`` functions of edges, the only way is as a sum; other ways are tried if that
     fails."""
     try:
         opened = _calls_of(layer, setting, whole)
@@ -118,7 +120,7 @@ def _ways(
 
 
 def _gathered_columns(calls: Calls) -> int:
-    """Of the rows that all calls together take which are put by until edges are looked at."""
+    """Return the columns of all rows that calls on edges gather together."""
     needed, total = dict[fx.Node, set[fx.Node]](), 0
     for node in calls.nodes:
         of_edges = [needed[one] for one in node.all_input_nodes if one in needed]
@@ -131,7 +133,8 @@ def _gathered_columns(calls: Calls) -> int:
 
 
 def _calls_of(layer: Layer, setting: Setting, whole: Sequence[Callable[..., Any]]) -> Opened:
-    """Of the layer, a convolution: what it is in, and what its forward calls, functions of edges being ``whole``."""
+    """Return the layer, a convolution, with the calls of its forward, in which the ``whole`` functions of edges are
+    single calls."""
     _, edge_index, weight, features = small_inputs(1, setting.features_of_edges(layer.relation), dtype=setting.dtype)
     tried = [small_rows(tail, dtype=setting.dtype) for tail in layer.tails.values()]
     tried = [(x > 0).long() if name in layer.codes else x for name, x in zip(layer.rows, tried, strict=True)]
@@ -148,7 +151,7 @@ def _calls_of(layer: Layer, setting: Setting, whole: Sequence[Callable[..., Any]
 
 
 class _OfConvolution(Interpreter):
-    """Runs what a convolution calls: what looks at edges is put by until all of it is computed together."""
+    """Runs a convolution's calls. Calls that look at edges are deferred until all of them are computed together."""
 
     def __init__(self, opened: Opened, layer: Layer, assembly: Assembly) -> None:
         super().__init__(opened.whole, assembly)
@@ -157,10 +160,10 @@ class _OfConvolution(Interpreter):
         self._layer, self._where = layer, layer.where
         self._draws: set[OfEdges] = set()
         self._drawn: set[OfEdges] = set()
-        """Calls that draw random numbers, and those that some sum takes."""
+        """Calls that draw random numbers, and those of them that some sum already uses."""
 
     def run_on(self, rows: Sequence[Value]) -> Value:
-        """What it gives for these, which count as what it is given."""
+        """Return what the convolution gives for these rows, which are recorded as its input."""
         layer, assembly = self._layer, self._assembly
         given = dict(zip(layer.rows, rows, strict=True))
         codes = {name: Codes(given[name], layer.tails[name]) for name in layer.codes}

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forwards of PyG that a trace cannot follow, written so that it can: they give the same for one graph.
+"""Forwards of PyG's modules that a trace cannot follow, rewritten so that it can; for one graph they give the same.
 
-``GroupAddRev`` has a backward of its own, which computes its input again from its output: the gradients are those of
-its forward. ``SGFormer``, ``Polynormer`` and ``GPSConv`` sort rows by the graph that they belong to, and ask for their
-number. What these give is compared with what PyG's own give, on a small graph (``symbolic.Calls``).
+``GroupAddRev`` has a backward of its own, which recomputes its input from its output; its gradients are those of its
+forward. ``SGFormer``, ``Polynormer`` and ``GPSConv`` sort rows by the graph they belong to, and ask for the number of
+graphs. The results are compared with those of PyG's own forwards on a small graph (``symbolic.Calls``).
 
-And their attention of every row to every other without pairs, as values: all keys and values come to one matrix a head,
-a sum over all rows as the moments of a norm are.
+Also, their global attention as values, without pairs of rows: all keys and values are reduced to one matrix a head, a
+sum over all rows like the moments of a norm.
 
     SGFormerAttention      (q Σ kᵀv + N v) / (q Σ k + N), q and k of length 1; the mean over heads
     PolynormerAttention    (q Σ kᵀv) / (q Σ k + ε), q and k sigmoids; then a norm, a product with a map of x, and a map
     PerformerAttention     (φ(q) Σ φ(k)ᵀv) / (φ(q) Σ φ(k)), φ a kernel of random projections; then a map
 
-Shapes: R rows at hand, H heads, C channels of a head, M the same of a key.
+Shapes: R rows at hand, H heads, C channels of a head, M channels of a key.
 """
 
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ else:
 
 @contextmanager
 def plain_forwards() -> Iterator[None]:
-    """Within it PyG's modules have these forwards."""
+    """A context in which PyG's modules have these forwards."""
     with ExitStack() as stack:
         for kind, name, plain in _PLAIN:
             stack.enter_context(mock.patch.object(kind, name, plain))
@@ -126,16 +126,16 @@ def _gps(self: Any, x: Any, edge_index: Any, batch: Any = None, **kwargs: Any) -
 
 
 def _attend(attention: Any, x: Any) -> Any:
-    """As one batch."""
+    """Call an attention with all rows as one batch."""
     return attention(x.unsqueeze(0)).squeeze(0)
 
 
 _ZEROS = (torch.zeros, "new_zeros")
-"""As a trace calls them, in which ``torch.zeros`` is another function."""
+"""Names of functions that make zeros, as they appear in a trace, in which ``torch.zeros`` is another function."""
 
 
 def _check_batch(batch: Any, name: str) -> None:
-    """What tells rows their graph has to be made of zeros."""
+    """Check that the tensor telling rows their graph is made of zeros."""
     if getattr(getattr(batch, "node", None), "target", None) not in _ZEROS:
         raise ModelError(f"{name}: batch must be torch.zeros(x.size(0), dtype=torch.long): all rows are of one graph")
 
@@ -155,7 +155,7 @@ _EPSILON = 1e-6
 
 
 def lower_global_attention(attention: nn.Module, where: str, x: Value, assembly: Assembly) -> Value:
-    """What it gives for all rows as one graph."""
+    """Return what a global attention gives for all rows as one graph."""
     if isinstance(attention, PerformerAttention):
         return _performer_attention(attention, where, x, assembly)
     lower = _polynormer_attention if isinstance(attention, PolynormerAttention) else _sgformer_attention
@@ -163,7 +163,8 @@ def lower_global_attention(attention: nn.Module, where: str, x: Value, assembly:
 
 
 def _performer_attention(attention: Any, where: str, x: Value, assembly: Assembly) -> Value:
-    """Its keys are several times as wide as values, so they are made of narrow ones again wherever they are needed."""
+    """Lower PerformerAttention. Its keys are several times as wide as values, so they are recomputed from narrow ones
+    wherever they are needed."""
     heads, channels, projection = attention.heads, attention.head_channels, attention.fast_attn
     if [*getattr(projection.kernel, "parameters", list)()]:
         raise ModelError(f"{where}: a kernel with parameters is not supported")
@@ -199,7 +200,7 @@ def _performer_attention(attention: Any, where: str, x: Value, assembly: Assembl
 
 
 _KEYS_AT_ONCE = 3
-"""As they are projected, as the kernel gives them and as they are used."""
+"""Copies of the keys at a time: as projected, as the kernel gives them, and as used."""
 
 
 def _parameters(*modules: nn.Module) -> list[nn.Parameter]:
@@ -241,7 +242,7 @@ def _direction(rows_RHM: Tensor) -> Tensor:
 
 
 def _polynormer_attention(attention: Any, where: str, x: Value, assembly: Assembly) -> Value:
-    """Channels before heads, as PyG has them."""
+    """Lower PolynormerAttention, which orders channels before heads, as in PyG."""
     heads, channels, parts = attention.heads, attention.head_channels, 2 if attention.qk_shared else 3
     of_query = () if attention.qk_shared else (attention.q,)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear maps, of a parameter or of a weight that is made of several.
+"""Linear maps by a parameter, or by a weight made of several parameters.
 
 GAT's score a_src = (x Wᵀ) · att is linear in x, as z = x Wᵀ itself is: x times a matrix with att W below W. So
-everything that an edge needs of a row comes of one dense product, and its gradient needs x alone, not z.
+everything an edge needs of a row comes from one dense product, and its gradient needs only x, not z.
 
 Shapes: R rows at hand, I/O columns in and out.
 """
@@ -21,23 +21,25 @@ from ooc.model.lowering.products import IN_FULL, Products
 from ooc.model.lowering.values import Gradients, Rows, Summed, Value
 
 _FEW_NUMBERS = 1 << 14
-"""Of a weight, which is made under autograd once for values and gradients: of so few the calls are most of the time."""
+"""A weight with at most this many numbers is made once, under autograd, for values and gradients; calls are then most
+of the time."""
 Weights = Callable[[], tuple[Tensor, Tensor | None]]
-"""Weight [O, I] and bias [O] as torch makes them of parameters."""
+"""A function that makes the weight [O, I] and the bias [O] from parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """Of ``times`` times ``columns`` columns, and of those that follow, the last of every ``columns`` is the same.
+    """Which columns are copies: of ``times`` times ``columns`` columns, and of those that follow, the last of every
+    ``columns`` is the same.
 
-    Rows of W that are equal do not make them so to the last bit: a product may add up in another order at its edges.
+    Equal rows of W do not guarantee equal columns to the last bit: a product may add up in another order at its edges.
     """
 
     times: int
     columns: int
 
     def put(self, out_RO: Tensor) -> Tensor:
-        """Make them the same; their gradients stay those of columns of their own, and add up in W's."""
+        """Make the columns equal. Their gradients remain those of separate columns, and add up in W's."""
         if self.times > 1:
             heads = out_RO.shape[1] // (self.times * self.columns)
             last = out_RO.view(len(out_RO), heads, self.times, self.columns)[..., -1]
@@ -46,11 +48,11 @@ class Repeated:
 
 
 ONCE = Repeated(1, 1)
-"""Every column by itself."""
+"""No repeated columns."""
 
 
 class Projection(Value):
-    """x W(θ)ᵀ + b(θ). ``repeated``: which columns are the same."""
+    """x W(θ)ᵀ + b(θ). ``repeated``: which columns are copies."""
 
     heavy = True
 
@@ -89,7 +91,7 @@ class Projection(Value):
         return self.repeated.put(out if bias is None else out.add_(bias))
 
     def backward(self, gradient: Tensor, operands: list[Any], rows: Rows, out: Tensor | None = None) -> Gradients:
-        """``out``: where the input's gradient may be put."""
+        """Return the gradients; ``out``: where the input's gradient may be written."""
         source, multiply, kept_as = operands.pop(), self.product, gradient.dtype
         factor = multiply.rounded(gradient, rows.shared_gradient)
         found = Gradients([None])
@@ -108,7 +110,7 @@ class Projection(Value):
 
 
 class Linear(Projection):
-    """x Wᵀ, ``weight`` [O, I] being a parameter: its rows can be put where they end."""
+    """x Wᵀ with a parameter ``weight`` [O, I]; its result can be written where it will be stored."""
 
     def __init__(self, index: int, source: Value, weight: nn.Parameter, product: Products = IN_FULL) -> None:
         super().__init__(index, source, lambda: (weight, None), (weight,), product=product)
@@ -118,7 +120,7 @@ class Linear(Projection):
 
 
 class SparseProduct(Projection):
-    """The same of rows without their zeros, for which W lies column by column. Factors are never rounded."""
+    """The product of sparse rows, for which W is stored column by column. Factors are never rounded."""
 
     def __init__(
         self, index: int, source: Value, weights: Weights, parameters: Sequence[nn.Parameter], **options: Any
@@ -145,12 +147,12 @@ class SparseProduct(Projection):
 
 
 class Made:
-    """A weight [O, I] and bias [O] made of parameters once a program, between which alone parameters change.
+    """A weight [O, I] and bias [O] made of parameters once a program, as parameters only change between programs.
 
-    A small one is made once for values and gradients, and what autograd records of it is counted as much again.
-    Their gradients are added up over all tiles, in order, and go through to the parameters when a program has ended: to
-    make and differentiate them for every tile was more than half of the operators of GAT's epoch where all of it is in
-    memory. A linear layer's weight and bias as they are take nothing, and are summed where they lie.
+    A small one is made once for values and gradients, and its autograd record is counted as much again. Gradients of
+    the weight and bias are added up over all tiles, in order, and propagated to the parameters when a program has
+    ended. Making and differentiating them for every tile was more than half of the operators of GAT's epoch in memory.
+    A linear layer's own weight and bias take no memory, and their gradients are summed in place.
     """
 
     def __init__(self, weights: Weights, parameters: Sequence[nn.Parameter]) -> None:
@@ -161,11 +163,11 @@ class Made:
         self.numel = weight.numel() + (0 if bias is None else bias.numel())
         self.has_bias = bias is not None
         self.nbytes = 0
-        """What they take beside the parameters, with their gradients."""
+        """The bytes they take beside the parameters, with their gradients."""
         self._weights, self._parameters = weights, tuple(parameters)
         self._is_small = False
         self.sums: tuple[_Sum, ...] = ()
-        """What tiles add to, where the weight or the bias is made."""
+        """What tiles add gradients to, if the weight or the bias is made."""
         if not all(isinstance(made, nn.Parameter) for made in (weight, bias) if made is not None):
             self._is_small = self.numel <= _FEW_NUMBERS
             self.nbytes = (4 if self._is_small else 2) * self.numel * weight.itemsize
@@ -175,7 +177,7 @@ class Made:
         self._making = Lock()
 
     def values(self) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias, without a gradient. On any thread."""
+        """Return weight and bias, without gradients; on any thread."""
         if not self.sums:
             weight, bias = self._weights()
             return weight.detach(), None if bias is None else bias.detach()
@@ -189,23 +191,23 @@ class Made:
             return self._values
 
     def forget(self) -> None:
-        """Parameters may have changed."""
+        """Discard the weight and bias, as parameters may have changed."""
         self._values = self._recorded = None
 
     def gradients(self, weight: Tensor, bias: Tensor | None) -> list[tuple[Summed, Tensor]]:
-        """What a tile adds, with what it is to be added to."""
+        """Return a tile's gradients with what they are to be added to."""
         made: tuple[Any, ...] = self.sums or self._weights()  # parameters, where nothing is made
         pairs = zip(made, (weight, bias), strict=True)
         found = [(sums, part) for sums, part in pairs if sums is not None and part is not None]
         return found if self.sums else [(parameter, part) for parameter, part in found if parameter.requires_grad]
 
     def begin(self) -> None:
-        """No tile has added anything."""
+        """Begin a program, before any tile has added gradients."""
         for sums, shape in zip(self.sums, self._shapes, strict=False):
             sums.grad = None if shape is None else self._parameters[0].new_zeros(shape)
 
     def finish(self) -> None:
-        """All tiles have: parameters get their gradients."""
+        """End a program: give parameters their gradients."""
         if not self.sums:
             return
         weight, bias = (sums.grad for sums in self.sums)
@@ -216,7 +218,7 @@ class Made:
             parameter.grad.add_(part)
 
     def end(self) -> None:
-        """The sums are of no use any more."""
+        """Free the sums."""
         self._recorded = None
         for sums in self.sums:
             sums.grad = None
@@ -224,7 +226,7 @@ class Made:
 
 @dataclass(slots=True)
 class _Sum:
-    """Of what is made."""
+    """The sum of a made weight's or bias's gradients."""
 
     grad: Tensor | None = None
 
@@ -236,8 +238,8 @@ def through_weights(
     bias_gradient: Tensor | None,
     recorded: tuple[Tensor, Tensor | None] | None = None,
 ) -> list[tuple[nn.Parameter, Tensor]]:
-    """The gradients of the parameters that are trained, from those of the weight [O, I] and bias [O] made of them;
-    ``recorded``: these, where they have been made under autograd."""
+    """Return the gradients of the trained parameters from those of the weight [O, I] and bias [O] made of them;
+    ``recorded``: these, if they were made under autograd."""
     with torch.enable_grad():
         pairs = zip(recorded or weights(), (weight_gradient, bias_gradient), strict=True)
     made, above = zip(*((one, part) for one, part in pairs if one is not None and part is not None), strict=True)

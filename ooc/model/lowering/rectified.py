@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ReLU and LeakyReLU, of whose input the gradient needs the signs alone: a bit a value instead of a number; ELU, whose
-gradient needs the input and nothing that autograd would record besides; tanh and the logistic function, whose gradient
-needs the result.
+"""Activations whose gradient needs little: ReLU and LeakyReLU need only the signs of their input, one bit a value; tanh
+and the logistic function need their result; ELU needs its input, and nothing else that autograd would record.
 
-Keeping a bit a value of what a rectifier was given is Gist's idea (A. Jain et al., ISCA 2018). Here the bits are a
-value like others, kept only where the backward pass does not have the input at hand for some other reason. Either
-way the gradient is autograd's to the bit.
+Keeping one bit a value of a rectifier's input is Gist's idea (A. Jain et al., ISCA 2018). Here the bits are a value
+like others, kept only if the backward pass does not have the input at hand for another reason. Either way the gradient
+has the same bits as autograd's.
 
 Shapes: R rows, C numbers a row, ⌈C/8⌉ bytes a row of signs.
 """
@@ -25,7 +24,7 @@ aten = torch.ops.aten
 class Signs(Value):
     """Where the gradient passes a rectifier of ``source`` unchanged, eight numbers a byte: uint8 [R, ⌈C/8⌉].
 
-    ``not_a_number``: whether it passes there. With ReLU it does, in autograd as here.
+    ``not_a_number``: whether it passes at NaN. For ReLU it does, here as in autograd.
     """
 
     packed = True
@@ -43,13 +42,13 @@ class Signs(Value):
         return pack(torch.from_numpy(~(compared <= 0) if self.not_a_number else compared > 0))
 
     def unpacked(self, signs: Tensor, dtype: torch.dtype) -> Tensor:
-        """One where the gradient passes, zero elsewhere: [R, …], shaped as the source."""
+        """Return 1 where the gradient passes, otherwise 0: [R, …], shaped as the source."""
         ones = unpack(signs, self.source.columns)
         return shaped(ones.to(dtype), self.source.tail)
 
 
 class Rectified(Value):
-    """ReLU of the input, or with ``slope`` LeakyReLU. ``backward`` needs ``signs``, or else the input, or of ReLU the
+    """ReLU of the input, or LeakyReLU with ``slope``. ``backward`` needs ``signs``, or the input, or, for ReLU, the
     result."""
 
     def __init__(self, index: int, source: Value, signs: Signs, slope: float | None) -> None:
@@ -76,7 +75,7 @@ class Rectified(Value):
     def backward(
         self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows, *, over: bool = False
     ) -> Gradients:
-        """``over``: in place of ``gradient``, which is of no more use."""
+        """Return the gradient of the input. ``over``: write it over ``gradient``, which is not needed any more."""
         signs, source, result = operands
         if source is None and self.slope is None:
             source = result
@@ -117,7 +116,7 @@ class Sigmoidal(Value):
     def backward(
         self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows, *, over: bool = False
     ) -> Gradients:
-        """``over``: in place of ``gradient``, which is of no more use."""
+        """Return the gradient of the input. ``over``: write it over ``gradient``, which is not needed any more."""
         (result,) = operands
         assert result is not None
         gradient = with_zeros(gradient, result.shape[0])  # torch rounds a tensor's last entries in another way

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions, methods and modules that are known to work row by row, and have no effect but their result.
+"""The functions, methods and modules that are known to work row by row and to have no effect but their result.
 
-That they do with the arguments they are given (``dim=0`` would not) is tried out besides: see ``assembly.probe``.
+Whether they do so with the arguments given (``dim=0`` would not) is tried as well: see ``assembly.probe``.
 """
 
 import operator
@@ -41,11 +41,11 @@ OF_SEVERAL: tuple[type[nn.Module], ...] = (
     *(nn.GRU, nn.LSTM, nn.MultiheadAttention, nn.RNN, nn.TransformerEncoderLayer),
     *(nn.CosineSimilarity, nn.PairwiseDistance),
 )
-"""Modules that take several matrices, or give several results; with a batch's rows first."""
+"""Modules that take several matrices or return several results; in a batch, rows come first."""
 
 
 def assigned(x: Tensor, key: Any, value: Any) -> Tensor:
-    """What ``x`` is after ``x[key] = value``, as a tensor of its own."""
+    """Return ``x`` after ``x[key] = value``, as a new tensor."""
     x = x.clone()
     x[key] = value
     return x
@@ -74,22 +74,21 @@ OF_OTHER_SHAPES = frozenset(
     f"{_TRUTH_NAMES} chunk split tensor_split hsplit unbind max min median kthvalue topk sort one_hot t transpose "
     "permute movedim swapaxes getattr einsum".split()
 )
-"""By name, those that may give several results, or truths: parts of what is computed of them; or rows in another
-dimension."""
+"""Functions, by name, that may return several results, truth values, or rows in another dimension."""
 MAY_BE_SUMS = frozenset(
     ["sum", "mean", "norm", "var", "std", "matmul", "mm", "bmm", "einsum", "tensordot", "dot", "mv"]
 )
-"""By name, those that may add up over all rows."""
+"""Functions, by name, that may add up over all rows."""
 ARITHMETIC = frozenset(["add", "sub", "mul", "truediv", "div", "true_divide", "pow"])
-"""By name, those that may be given the number of all rows."""
+"""Functions, by name, that may be given the number of all rows."""
 HEAVY_FUNCTIONS: frozenset[object] = frozenset(
     [F.linear, torch.addmm, torch.matmul, torch.mm, torch.bmm, torch.einsum, operator.matmul, "matmul", "mm", "bmm"]
 )
-"""Those that are dense products, by function or method name."""
+"""Functions and methods, by name, that are dense products."""
 MAKE_ROWS: frozenset[object] = frozenset([torch.zeros, torch.ones, torch.full, "expand", "repeat"])
-"""What makes as many rows as it is told, all alike."""
+"""Functions that make as many equal rows as they are told."""
 WHOLE: frozenset[object] = frozenset(["long", "argmax", torch.argmax])
-"""What makes whole numbers of rows, by which something may be looked up."""
+"""Functions that make whole numbers of rows, by which something may be looked up."""
 IN_PLACE: dict[object, Any] = {
     operator.iadd: operator.add,
     operator.isub: operator.sub,
@@ -103,7 +102,7 @@ IN_PLACE: dict[object, Any] = {
         if hasattr(owner, f"{name}_")
     },
 }
-"""What writes into its first operand, and what gives the same without."""
+"""Functions that write into their first operand, with those that return the same without."""
 _VIEW_NAMES = (
     "view reshape flatten unflatten unsqueeze squeeze chunk split tensor_split hsplit unbind transpose permute t "
     "detach contiguous type_as einsum narrow select movedim swapaxes expand expand_as"
@@ -116,4 +115,4 @@ VIEWS: frozenset[object] = frozenset(
         *(getattr(torch, name) for name in _VIEW_NAMES.split() if hasattr(torch, name)),
     ]
 )
-"""What may give a view of its input: writing into the one would write into the other."""
+"""Functions that may return a view of their input: writing into one would write into the other."""

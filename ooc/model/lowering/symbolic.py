@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a module calls, found by running its forward on stand-ins for tensors (torch.fx), twice.
+"""Find a module's calls by running its forward twice on stand-ins for tensors (torch.fx).
 
-The stand-ins see calls and nothing else. What forward does besides would happen once, or be lost, and nobody would
-notice: draw random numbers, count its calls, turn gradients off, bring a backward of its own, ask whether something is
-a tensor. So each of these is looked for, and refused by name; and the calls, made on a small graph, have to give what
-the module itself gives.
+Stand-ins see calls and nothing else. Anything else that forward does would happen once, or be lost, and nobody would
+notice: drawing random numbers, counting calls, turning gradients off, a backward of its own, asking whether something
+is a tensor. So each of these is detected and refused by name. Moreover, the calls must give the same results as the
+module itself on a small graph.
 """
 
 import builtins
@@ -53,21 +53,21 @@ _TOLERANCE = 1e-5
 _NUMBERS_AT_ONCE = 1 << 18
 _ROUNDINGS = 100
 OF_BOTH_ENDS = ("propagate", "edge_updater")
-"""What of a convolution takes rows of sources and of targets apart."""
+"""The methods of PyG's convolutions that take separate rows for source and target nodes."""
 _CONSTANT = "_tensor_constant"
-"""What torch.fx names such tensors, and a number."""
+"""The prefix of torch.fx's names for tensors that a forward makes."""
 _ONCE = ", which would happen once and not in every epoch"
 _MORE = ((0, 0), (1009, 10**6), (10**6, 1010), (10**12, 10**12 + 1))
-"""How many more rows and edges than were tried there may be, beside fewer of a small graph."""
+"""How many more rows and edges than were tried the graph may have; fewer for a small graph are added."""
 _OPERATOR_NAMES = "eq ne lt le gt ge add sub mul truediv floordiv mod pow and_ or_ not_ is_ is_not getitem"
 _OF_NUMBERS = frozenset(getattr(operator, name) for name in _OPERATOR_NAMES.split())
 _SHAPE_NAMES = "size shape numel dim ndim dtype device layout is_cuda is_floating_point requires_grad"
 _OF_SHAPES = frozenset(_SHAPE_NAMES.split())
 _PLAIN = (bool, int, float, complex, str, Tensor)
 PLACE = "place in the model"
-"""What nodes of a trace have that place by (``place_in_model``)."""
+"""The key of a traced node's metadata for its place in the model (``place_in_model``)."""
 _MODEL = "model"
-"""What a traced module calls the one that it was made of."""
+"""The attribute of a traced wrapper module that holds the user's model."""
 _PACKAGE = Path(__file__).parents[2]
 _NOT_THE_MODEL = tuple(
     f"{path}{os.sep}" for path in (Path(torch.__file__).parent, _PACKAGE / "model", _PACKAGE / "train")
@@ -76,14 +76,15 @@ _NOT_THE_MODEL = tuple(
 
 @dataclass(eq=False, repr=False)
 class Calls:
-    """The calls of ``module``, in order, as the ``nodes`` of a ``graph``, inputs first; ``constants``: tensors that its
-    forward makes. ``name``: of the module, for refusals. ``training``: gradients will be wanted. ``inputs``: what it
-    can be tried on, the first ``rows`` of them being rows. ``cut_off``: parameters that are to be trained and were
-    found to get no gradient, be it that ``detach`` lies between them and the result; ``reached``: those that were found
-    to get one; ``inputs_cut_off``: which of the rows get none. ``opened``: a convolution in the module that is no call,
-    but whose own calls are looked for, ``whole``: functions of edges that are calls in it besides PyG's utilities;
-    ``tails``: of a row of each of these that gives rows; ``drawing``: those that draw random numbers. ``fewest``: how
-    many rows and edges the graph has at least.
+    """The calls of ``module``, in order, as the ``nodes`` of a ``graph``, inputs first.
+
+    ``constants``: tensors that its forward makes. ``name``: the module's, for refusals. ``training``: gradients will be
+    needed. ``inputs``: tensors to try it on; the first ``rows`` of them are rows. ``cut_off``: trained parameters found
+    to get no gradient, for example behind a ``detach``; ``reached``: those found to get one; ``inputs_cut_off``: the
+    rows, by index, that get none. ``opened``: a convolution within the module whose own calls are traced; ``whole``:
+    functions of edges that stay single calls in it, besides PyG's utilities. ``tails``: the shape of a row, for each
+    call that gives rows; ``drawing``: the calls that draw random numbers. ``fewest``: the least rows and edges that the
+    graph has.
     """
 
     module: nn.Module
@@ -127,7 +128,8 @@ class Calls:
         self._check_results()
 
     def __repr__(self) -> str:
-        """All that tells them from others but for dropout's options, which the masks that it makes tell of."""
+        """Everything that distinguishes the calls from others, except dropout's options, which the masks depend on
+        anyway."""
         lines = []
         for node in self.nodes:
             drops = node.op == "call_function" and node.target in (F.dropout, torch.dropout)
@@ -142,7 +144,8 @@ class Calls:
         return self._refuse(f"its forward changes its {what}{_ONCE}")
 
     def _check_again(self) -> None:
-        """Refuse a module that calls something else the second time. A stand-in of the first time is none then."""
+        """Refuse a module that makes other calls the second time. Stand-ins kept from the first time are invalid
+        then."""
         for node in (again := _Tracer(self).trace(self.module)).nodes:
             for kept in node.all_input_nodes:
                 if kept.graph is not again:
@@ -151,7 +154,7 @@ class Calls:
             raise self._refuse("it calls other layers, or with other numbers, each time")
 
     def _check_written(self) -> None:
-        """Refuse what writes into a parameter or a buffer, be it by way of ``data`` or of what shares its memory."""
+        """Refuse writes into a parameter or buffer, also through ``data`` or through shared memory."""
         for node in self.nodes:
             written = node.all_input_nodes[:1] if writes_in_place(node) or node.target is assigned else []
             while written and (written[0].target in VIEWS or written[0].target is assigned):
@@ -160,7 +163,8 @@ class Calls:
                 raise self._changes(str(written[0].target).removeprefix("model."))
 
     def _without_functions(self) -> AbstractContextManager[Any]:
-        """The backward of an autograd.Function is not seen: what it calls forward would be differentiated instead."""
+        """Refuse autograd.Functions: their backward is not seen, and the calls in their forward would be differentiated
+        instead."""
         own, as_before = get_ident(), torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 
         def apply(function: type, *args: Any, **kwargs: Any) -> Any:
@@ -171,7 +175,8 @@ class Calls:
         return mock.patch.object(torch.autograd.Function, "apply", classmethod(apply))
 
     def _check_gradients(self, without: set[fx.Node]) -> None:
-        """Refuse what is called with gradients off although it has some; what has none is the same with them on."""
+        """Refuse calls made with gradients off although they depend on trained parameters; for others it makes no
+        difference."""
         modules, trained = dict(self.module.named_modules()), set[fx.Node]()
         for node in self.nodes:
             own: list[Any] = []
@@ -190,8 +195,8 @@ class Calls:
                     trained.add(node)
 
     def _check_results(self) -> None:
-        """Refuse a module that gives something else than its calls do, or in training has other gradients. What cannot
-        be run on ``inputs`` at all is not compared."""
+        """Refuse a module whose results, or gradients in training, differ from those of its calls. A module that fails
+        on ``inputs`` is not compared."""
         inputs, is_whole = self.inputs, any(node.target in WHOLE for node in self.nodes)
         if is_whole:
             inputs = [(one > 0).to(one.dtype) if one.is_floating_point() else one for one in inputs]
@@ -233,8 +238,8 @@ class Calls:
         return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
 
     def _run(self, module: Callable[..., Any], inputs: Sequence[Tensor]) -> list[Tensor | None]:
-        """What ``module`` gives for ``inputs``, in training with the gradients of the rows among them and of the
-        parameters; it stays as it was."""
+        """Return the result of ``module`` for ``inputs``; in training, also the gradients of the rows among them and of
+        the parameters. The module stays as it was."""
         given = [one.clone() for one in inputs]
         wanted = [*(rows.requires_grad_(self.training) for rows in given[: self.rows]), *self._trained]
         looked_up = {str(node.target) for node in self.nodes if node.op == "get_attr"}
@@ -258,7 +263,8 @@ class Calls:
 def calls_of(
     setting: Setting, key: Hashable, name: str, make: Callable[[], tuple[nn.Module, Sequence[Tensor]]], **options: Any
 ) -> tuple[nn.Module, Calls]:
-    """The module that ``make`` gives with what it can be tried on, and its calls; both found once for a ``key``."""
+    """Return the module made by ``make``, which also gives tensors to try it on, with its calls; both are found once
+    for each ``key``."""
     if key not in setting.traced:
         module, tried = make()
         every: dict[str, Any] = {"training": setting.training, "fewest": setting.fewest} | options
@@ -268,7 +274,7 @@ def calls_of(
 
 
 class _Told(fx.Interpreter):
-    """Runs calls, and tells the ``tails`` of rows of a type, and which are ``drawing`` random numbers."""
+    """Runs calls, and records the ``tails`` of those that give rows and which are ``drawing`` random numbers."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype, graph: fx.Graph) -> None:
         super().__init__(module, graph=graph)
@@ -288,7 +294,7 @@ class _Told(fx.Interpreter):
 
 
 def place_in_model(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """The first of these frames, the innermost first, that is a model's: ``Net.forward, net.py line 12``."""
+    """Return the innermost of these frames that is a model's, as ``Net.forward, net.py line 12``."""
     for frame, line in frames:
         file, called = frame.f_code.co_filename, frame.f_code.co_varnames[:1]
         owner = frame.f_locals.get(called[0]) if called else None  # ``self``, whatever the model calls it
@@ -298,7 +304,7 @@ def place_in_model(frames: Iterable[tuple[FrameType, int]]) -> str:
 
 
 def small_inputs(columns: int, edge_features: int, *, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Features, edges, their weights and features, of a small random graph."""
+    """Return features, edges, edge weights and edge features of a small random graph."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(_NODES, columns, generator=generator, dtype=dtype)
     edge_index = torch.randint(_NODES, (2, _EDGES), generator=generator)
@@ -310,8 +316,8 @@ def small_inputs(columns: int, edge_features: int, *, dtype: torch.dtype) -> tup
 def small_inputs_of_types(
     types: Types, columns: Mapping[str, int], carried: Sequence[int] = (), *, dtype: torch.dtype
 ) -> list[Tensor]:
-    """Rows of the types of nodes that have so many ``columns``, edges of every type, then for each of ``carried`` so
-    many features of edges (0: their weights), of a small random graph."""
+    """Return the tensors of a small random graph with types: rows of the node types in ``columns``, edges of every
+    type, and for each of ``carried`` that many edge features (0: weights)."""
     generator = torch.Generator().manual_seed(1)
     counts = {name: _NODES + at for at, name in enumerate(types.nodes)}
     x = [torch.randn(counts[name], width, generator=generator, dtype=dtype) for name, width in columns.items()]
@@ -329,19 +335,19 @@ def small_inputs_of_types(
 
 
 def small_inputs_of_relations(types: Types, columns: Mapping[str, int], *, dtype: torch.dtype) -> list[Tensor]:
-    """Features, edges and the numbers of their types, of a small random graph of one type of nodes."""
+    """Return features, edges and edge types of a small random graph with one node type."""
     x, *edges = small_inputs_of_types(types, columns, dtype=dtype)
     edge_type = torch.cat([one.new_full(one.shape[1:], number) for number, one in enumerate(edges)])
     return [x, torch.cat(edges, dim=1), edge_type]
 
 
 def small_rows(tail: Sequence[int], *, dtype: torch.dtype) -> Tensor:
-    """Rows of so many numbers."""
+    """Return rows of this shape."""
     return torch.randn(_NODES, *tail, generator=torch.Generator().manual_seed(1), dtype=dtype)
 
 
 def attribute(module: nn.Module, target: str) -> Any:
-    """What torch.fx calls ``target``, through modules in modules."""
+    """Return the attribute that torch.fx calls ``target``, through nested modules."""
     owner: Any = module
     for name in target.split("."):
         owner = getattr(owner, name)
@@ -349,7 +355,7 @@ def attribute(module: nn.Module, target: str) -> Any:
 
 
 def called(root: Any, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
-    """What a node of a trace of ``root`` gives."""
+    """Return the result of a traced node of ``root``."""
     if kind == "call_method":
         return getattr(args[0], target)(*args[1:], **kwargs)
     if kind == "call_function":
@@ -359,7 +365,7 @@ def called(root: Any, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
 
 
 def writes_in_place(node: fx.Node) -> bool:
-    """Whether it is a function or method that writes into what it is called of: ``relu_``, ``+=``, ``inplace=True``."""
+    """Whether it is a function or method that writes into its operand: ``relu_``, ``+=``, ``inplace=True``."""
     if node.op not in ("call_function", "call_method") or node.target in _OF_NUMBERS:
         return False
     name = getattr(node.target, "__name__", str(node.target))
@@ -368,16 +374,17 @@ def writes_in_place(node: fx.Node) -> bool:
 
 
 class _StandIn(fx.Proxy):
-    """Is a tensor to whoever asks in Python, as PyG's convolutions do before all else, unless it is a size or made of
-    sizes. To what is written in C, as torch's functions are, it is none: they would read a tensor's memory."""
+    """A proxy that passes as a tensor in Python's ``isinstance``, which PyG's convolutions ask first of all, unless it
+    is a size or made of sizes. To code written in C, such as torch's functions, it is no tensor, since that would read
+    a tensor's memory."""
 
     def __iter__(self) -> Iterator[Any]:
-        """Of a pair that has nothing in one place, nothing."""
+        """Iterate over the parts of a result; an absent part of a pair is None."""
         found: Iterator[Any] = self.tracer.iter(self)
         return found
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Of what is chosen by truths, as in ``inverse[inverse == inf] = 0``."""
+        """Assign where truth values select, as in ``inverse[inverse == inf] = 0``."""
         if not isinstance(key, _StandIn):
             return _assign(self, key, value)
         is_each = isinstance(value, _StandIn) and self.tracer._sample(value.node).dim()  # type: ignore[attr-defined]
@@ -388,8 +395,8 @@ _isinstance = isinstance
 
 
 def _is_instance_or_stands_in(one: Any, kinds: Any) -> bool:
-    """``isinstance`` while stand-ins are about, which are tensors, or several, but to torch's own code: it would call
-    C's."""
+    """``isinstance`` while proxies exist, which count as tensors or as several, except to torch's own code, which would
+    go on to call C's."""
     kind = type(one)
     if kind not in (fx.Proxy, _StandIn):
         return _isinstance(one, kinds)
@@ -403,7 +410,7 @@ def _is_instance_or_stands_in(one: Any, kinds: Any) -> bool:
 
 
 def _is_of_sizes(node: fx.Node) -> bool:
-    """Whether it is what a shape says, or a number that Python makes of such."""
+    """Whether it is a shape or size, or a number that Python computes from such."""
     if node.op == "call_method":
         return node.target in _OF_SHAPES
     if node.op != "call_function":
@@ -414,9 +421,12 @@ def _is_of_sizes(node: fx.Node) -> bool:
 
 
 class _Tracer(fx.Tracer):
-    """Leaves whole what is understood as a whole. ``without_gradients``: what was called with gradients off. What is
-    asked of shapes is answered by those that ``inputs`` lead to. ``opened``: a convolution that is traced itself, with
-    what is PyG's own in it as a whole. ``trained``: of the inputs so many are, the first ones; None: nothing is."""
+    """The tracer. It leaves modules whole that are lowered as a whole.
+
+    ``without_gradients``: calls made with gradients off. Questions about shapes are answered by running the calls on
+    ``inputs``. ``opened``: a convolution that is traced itself, with PyG's own functions left whole. ``trained``: how
+    many of the inputs, the first ones, get gradients; None for none.
+    """
 
     proxy_buffer_attributes = True
 
@@ -431,8 +441,8 @@ class _Tracer(fx.Tracer):
         self._edges = {one.shape[1] for one in self._inputs if not one.is_floating_point() and one.dim() == 2}
         self._samples: dict[fx.Node, Any] = {}
         self._traced_in = get_ident()
-        """The thread, as others meet torch.fx's wrappers of ``nn.Module``, too; 0 while samples are computed. Taking
-        the wrappers off for so long takes milliseconds each time, as Python then forgets what it knows of all its
+        """The thread that traces, since torch.fx wraps ``nn.Module`` for all threads; 0 while samples are computed.
+        Taking the wrappers off meanwhile takes milliseconds each time, as Python then forgets what it knows of all
         subclasses."""
         self._asked: set[fx.Node] = set()
 
@@ -447,7 +457,7 @@ class _Tracer(fx.Tracer):
         return super().proxy(node) if self._opened is None else _StandIn(node, self)
 
     def create_proxy(self, kind: str, target: Any, args: Any, *rest: Any, **options: Any) -> Any:
-        """Whoever has what a method writes into sees it written."""
+        """Create a node. After an in-place method, the tensor's existing proxy refers to the result."""
         made = super().create_proxy(kind, target, args, *rest, **options)
         is_tensor = kind == "call_method" and isinstance(args[0], fx.Proxy)
         if is_tensor and not isinstance(args[0], fx.proxy.Attribute) and writes_in_place(made.node):
@@ -458,7 +468,8 @@ class _Tracer(fx.Tracer):
         return a.node if type(a) in (fx.Proxy, _StandIn) else super().create_arg(a)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        """What is computed of a buffer is computed whenever it is used, as the buffer may be written into meanwhile."""
+        """Return an attribute. Anything computed from a buffer is computed at each use, since the buffer may be written
+        into meanwhile."""
         if self._traced_in != get_ident() or (isinstance(attr_val, Tensor) and not attr_val.is_floating_point()):
             return attr_val  # numbers may say how many steps there are
         return super().getattr(attr, attr_val, parameter_proxy_cache)
@@ -484,8 +495,8 @@ class _Tracer(fx.Tracer):
         return graph
 
     def _patches(self, root: nn.Module) -> Iterator[AbstractContextManager[Any]]:
-        """Within these torch makes tensors of as many rows as a stand-in has. What a convolution computes of edges by
-        its own functions, or by PyG's, is one call, and it caches nothing; so is what a model computes of its edges."""
+        """Yield the patches for a trace: torch makes tensors with as many rows as a proxy has; what a convolution, or
+        the model, computes of edges by its own functions or PyG's is a single call; and convolutions cache nothing."""
         yield mock.patch.object(hetero_conv, "group", _group_in_one_call)
         yield mock.patch.multiple(fx.Proxy, __setitem__=_assign, __setattr__=_put, create=True, **_NUMBERS)
         if self._opened is None:  # for numbers of rows and edges
@@ -518,7 +529,7 @@ class _Tracer(fx.Tracer):
         return tuple(self.iter(made)) if is_several else made
 
     def _are_of_edges(self, args: Any, kwargs: Any) -> bool:
-        """Whether calls lead from the edges to some of these."""
+        """Whether some of these arguments depend on the edges."""
         waiting = [one.node for one in tree_leaves((args, kwargs)) if isinstance(one, fx.Proxy)]
         seen = set[fx.Node]()
         while waiting:
@@ -533,18 +544,20 @@ class _Tracer(fx.Tracer):
         return self.create_proxy(kind, target, args, kwargs)
 
     def to_bool(self, obj: fx.Proxy) -> bool:
-        """A question to shapes that has one answer, however many rows and edges there are; ModelError for another."""
+        """Answer a question about shapes whose answer does not depend on the number of rows and edges; otherwise raise
+        ModelError."""
         return bool(self.only_answer(obj.node, bool))
 
     def only_answer(self, node: fx.Node, kind: Callable[[Any], Any]) -> Any:
-        """What ``node``, of shapes, is as one of ``kind``, however many rows and edges there are; else ModelError."""
+        """Return the value of ``node``, made of shapes, as a ``kind``, if it does not depend on the number of rows and
+        edges; otherwise raise ModelError."""
         answers = {kind(self._answer(node, more)) for more in self._more}
         if len(answers) > 1:
             raise self._by_values()
         return answers.pop()
 
     def iter(self, obj: Any) -> Iterator[Any]:
-        """What is in a tensor or tuple, where that is as much however many rows and edges there are."""
+        """Iterate over a tensor or tuple whose length does not depend on the number of rows and edges."""
         found = self._sample(obj.node)
         if len(found) in self._counts:
             raise ModelError(
@@ -554,8 +567,8 @@ class _Tracer(fx.Tracer):
         return iter([None if one is None else obj[at] for at, one in enumerate(found)])
 
     def _answer(self, node: fx.Node, more: tuple[int, int]) -> Any:
-        """With so many more rows and edges than were tried. What they are equal to, but for none and one, may
-        be what there are of the graph: ModelError."""
+        """Return the answer for this many more rows and edges than were tried. Raises ModelError if sizes are compared
+        with a number other than 0 and 1, which may be the graph's own count."""
         name: Any = node.target
         rest: Any = (*node.args[1:], *node.kwargs.values())
         self._asked.add(node)
@@ -592,7 +605,7 @@ class _Tracer(fx.Tracer):
                 return getattr(sample, str(name))
 
     def _is_trained(self, node: fx.Node) -> bool:
-        """Whether gradients go through it to what is trained."""
+        """Whether gradients flow through ``node`` to something that is trained."""
         inputs = [one for one in self.graph.nodes if one.op == "placeholder"][: self._trained or 0]
         seen, waiting = set[fx.Node](), [node]
         while waiting:
@@ -615,7 +628,7 @@ class _Tracer(fx.Tracer):
         )
 
     def _sample(self, node: fx.Node) -> Any:
-        """What ``node`` is for the inputs that are tried."""
+        """Return the value of ``node`` for the inputs that are tried."""
         if node in self._samples:
             return self._samples[node]
         needed, waiting = set[fx.Node](), [node]
@@ -638,8 +651,8 @@ class _Tracer(fx.Tracer):
         return self._samples[node]
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """As it was before ``torch.compile``. One that looks at the edges itself is left whole, the innermost of those
-        that are in each other; one that gives rows by type gives a dictionary."""
+        """Trace a call of a module as it was before ``torch.compile``. The innermost module that looks at edges itself
+        is left whole; one that gives rows by type returns a dictionary."""
         if self._traced_in != get_ident():
             return forward(*args, **kwargs)
         if "_orig_mod" in m._modules:
@@ -666,7 +679,7 @@ class _Tracer(fx.Tracer):
         return found
 
     def _may_look_at_edges(self, m: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether it is a part of the model, without a convolution, that is given edges."""
+        """Whether ``m`` is a submodule that takes edges as input and contains no convolution."""
         opens = self._opened is not None and not isinstance(self._opened, MessagePassing)
         if opens or path.removesuffix("._orig_mod") == _MODEL or self.is_leaf_module(m, path):
             return False
@@ -698,7 +711,8 @@ class _Tracer(fx.Tracer):
 
 
 def _assign(of: fx.Proxy, key: Any, value: Any) -> None:
-    """Whoever has what is assigned to sees it assigned; but for a part of something, which is refused."""
+    """Assign to part of a tensor, and make its existing proxy refer to the result. Assigning through an attribute is
+    refused."""
     made = of.tracer.create_proxy("call_function", assigned, (of, key, value), {})
     if not isinstance(of, fx.proxy.Attribute):
         of.node = made.node
@@ -711,7 +725,8 @@ def _put(of: fx.Proxy, name: str, value: Any) -> None:
 
 
 def _number(kind: Callable[[Any], Any]) -> Callable[[fx.Proxy], Any]:
-    """Answers ``range(x.size(1))``, of a stand-in for a tensor: how many columns there are, say; else TypeError."""
+    """Return a method that converts a proxy for a size, as in ``range(x.size(1))``, to a number; for tensors it raises
+    TypeError."""
 
     def number(of: fx.Proxy) -> Any:
         if not isinstance(of.tracer, _Tracer) or not _is_of_sizes(of.node):
@@ -725,8 +740,8 @@ def _number(kind: Callable[[Any], Any]) -> Callable[[fx.Proxy], Any]:
 
 
 def _by_numpy(of: fx.Proxy, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-    """``np.float64(2) * x`` is a tensor's, as it is with tensors, and ``np.sqrt(x.size(1))`` a number; else
-    TypeError."""
+    """Apply a NumPy function: ``np.float64(2) * x`` gives a tensor, and ``np.sqrt(x.size(1))`` a number; otherwise
+    raise TypeError."""
     stand_ins = [one for one in inputs if isinstance(one, fx.Proxy)]
     if isinstance(of.tracer, _Tracer) and all(_is_of_sizes(one.node) for one in stand_ins):
         only = of.tracer.only_answer
@@ -748,7 +763,8 @@ _NUMBERS["__array_ufunc__"] = _by_numpy
 
 
 def _no_length(of: fx.Proxy) -> int:
-    """Of a parameter or buffer, or a shape; else TypeError: ``(*x,)`` asks for a hint, and does without."""
+    """Return the length of a parameter, buffer or shape; otherwise raise TypeError, as ``(*x,)`` only asks for a
+    hint."""
     if (of.node.op == "get_attr" or _is_of_sizes(of.node)) and isinstance(of.tracer, _Tracer):
         return len(of.tracer._sample(of.node))
     raise TypeError(
@@ -759,30 +775,30 @@ def _no_length(of: fx.Proxy) -> int:
 
 @cache
 def _functions_of_edges() -> tuple[Callable[..., Any], ...]:
-    """PyG's, by which convolutions change edges and what these carry; what answers a question is none of them, nor what
-    adds up edges to rows on the way."""
+    """Return PyG's functions by which convolutions change edges and their data. Functions that answer questions are
+    left out, as are those that sum edges to rows on the way."""
     no_calls = ("is_", "contains_", "get_laplacian")
     return tuple(f for name, f in vars(utils).items() if isfunction(f) and not name.startswith(no_calls))
 
 
 join_relations = hetero_conv.group
-"""How ``HeteroConv`` joins what a node gets over several types of edges."""
+"""How ``HeteroConv`` combines what a node gets over several edge types."""
 
 
 def _group_in_one_call(found: list[Any], aggr: str | None) -> Any:
-    """``join_relations`` as one call of a trace: its own would stack rows, which no stage does."""
+    """``join_relations`` as a single call of a trace: its own calls would stack rows, which no stage does."""
     if len(found) < 2 or aggr is None or aggr == "cat":
         return join_relations(found, aggr)
     return found[0].tracer.create_proxy("call_function", join_relations, (found, aggr), {})
 
 
 def is_of_edges(node: fx.Node) -> bool:
-    """Whether it is the model's edges, or the edges the other way round, or columns of what these carry."""
+    """Whether it is the model's edges, also flipped, or columns of their data."""
     return bool(_edges_of(node))
 
 
 def _edges_of(node: fx.Node) -> str:
-    """What of the model's input ``node`` is, in this sense; empty where it is none."""
+    """Return the name of the model's input that ``node`` is in this sense, or ""."""
     if node.op == "placeholder":
         return str(node.target) if str(node.target).startswith("edge_") else ""
     of_first = _edges_of(node.all_input_nodes[0]) if node.all_input_nodes else ""
@@ -798,8 +814,8 @@ def _looks_at_edges(node: fx.Node) -> bool:
 
 @contextmanager
 def _uncompiled() -> Iterator[None]:
-    """What ``torch.compile`` has made, of modules or of functions, runs as it was before: a trace cannot see into it,
-    and to compile it for a small graph takes long."""
+    """A context in which whatever ``torch.compile`` has made runs as it was before: a trace cannot follow it, and
+    compiling for a small graph takes long."""
     if "torch._dynamo.eval_frame" not in sys.modules:
         yield
         return
@@ -808,8 +824,8 @@ def _uncompiled() -> Iterator[None]:
 
 
 def uncached(conv: nn.Module | None) -> AbstractContextManager[Any]:
-    """Within it one of PyG's convolutions neither keeps what it makes of edges nor has it from an earlier call, which
-    may have been of another graph."""
+    """A context in which a PyG convolution neither caches what it makes of edges nor uses an earlier cache, which may
+    be of another graph."""
     names = [*vars(conv)] if isinstance(getattr(conv, "cached", None), bool) else []
     kept: dict[str, Any] = dict.fromkeys(name for name in names if name.startswith("_cached")) | (
         {"cached": False} if names else {}
@@ -818,21 +834,21 @@ def uncached(conv: nn.Module | None) -> AbstractContextManager[Any]:
 
 
 def _nothing_recomputed() -> Any:
-    """Within it ``torch.utils.checkpoint`` calls what it is given and no more: what is recomputed is the planner's
-    choice."""
+    """A context in which ``torch.utils.checkpoint`` just calls its function: the planner decides what is recomputed."""
     return mock.patch.object(CheckpointFunction, "apply", staticmethod(lambda run, preserve, *args: run(*args)))
 
 
 @cache
 def _nested_traces() -> Any:
-    """Within it traces may meet what ``torch.compile`` has made. One for all, as torch keeps something of each."""
+    """A context in which traces may meet what ``torch.compile`` has made. There is one for all, as torch keeps
+    something for each."""
     import torch._dynamo.config as compiling
 
     return compiling.patch(error_on_nested_fx_trace=False)
 
 
 class Before:
-    """How a module and those in it were."""
+    """The state of a module and its submodules, to compare with later and to restore."""
 
     def __init__(self, module: nn.Module) -> None:
         self._modules = [
@@ -844,14 +860,14 @@ class Before:
             )
             for name, one in module.named_modules()
         ]
-        """By name: it, its attributes, and copies of these."""
+        """Each submodule with its name, its attributes, and copies of these."""
         own = (value for _, _, attributes, _ in self._modules for value in attributes.values())
         self._written = {id(one): one._version for one in own if isinstance(one, Tensor)}
         self.buffers = [(name, buffer, buffer.detach().clone()) for name, buffer in module.named_buffers()]
 
     def changed(self, *, tensors: bool = True) -> Iterator[str]:
-        """Buffers and plain attributes, ``tensors`` among them, that are no longer what they were. What was None, or is
-        a stand-in now, is a result that was put by."""
+        """Yield the buffers and plain attributes, with ``tensors`` also tensors, that have changed. An attribute that
+        was None, or is a proxy now, is a cached result and does not count."""
         for name, buffer, value in self.buffers:
             if not torch.equal(buffer, value):
                 yield f"buffer {name.removeprefix('model.')}"
@@ -868,8 +884,8 @@ class Before:
                     yield f"attribute {_path(name, key)}"
 
     def spoil(self) -> list[str]:
-        """Which attributes are other tensors than they were: what they hold is no number any more, so that whoever uses
-        them gives something else."""
+        """Overwrite with NaN or zeros the attributes that are other tensors than before, and return their names, so
+        that any use of them shows."""
         found = []
         for name, one, originals, _ in self._modules:
             for key, value in vars(one).items():
@@ -898,7 +914,7 @@ class Before:
 
 @contextmanager
 def _as_it_was(module: nn.Module) -> Iterator[Before]:
-    """Attributes, buffers and what draws random numbers are afterwards as they were."""
+    """A context after which attributes, buffers and random generators are as they were."""
     before, (python, arrays, tensors) = Before(module), _random_states()
     try:
         yield before
@@ -938,7 +954,8 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _same(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> bool:
-    """What is zero but for rounding differs by rounding of what it came of: of the largest number of all."""
+    """Whether results agree. A number that is zero except for rounding may differ by the rounding of what it came from:
+    of the largest number of all."""
     largest = max((_largest(one) * torch.finfo(one.dtype).eps for one in expected if one is not None), default=0.0)
     pairs = zip(found, expected, strict=False)
     return len(found) == len(expected) and all(_close(*pair, floor=_ROUNDINGS * largest) for pair in pairs)
@@ -957,13 +974,13 @@ def _close(one: Tensor | None, other: Tensor | None, *, floor: float) -> bool:
 
 
 def _parts(one: Tensor) -> Sequence[Tensor]:
-    """All of its numbers, a few at a time: of a gradient as large as the widest weight, of which comparisons make
+    """Return all of a tensor's numbers, a few at a time: comparing a gradient as large as the widest weight makes
     several copies."""
     return one.reshape(-1).chunk(1 + one.numel() // _NUMBERS_AT_ONCE) if one.numel() else ()
 
 
 def _kind(node: fx.Node) -> tuple[str, str, list[str]]:
-    """What it calls, and with which numbers."""
+    """Return what a node calls, and with which numbers."""
     target = str(node.target)
     given = [repr(one) for one in tree_leaves((node.args, node.kwargs)) if isinstance(one, _PLAIN[:-2])]
     return node.op, _CONSTANT if target.startswith(_CONSTANT) else target, given
@@ -976,7 +993,7 @@ def _kind(node: fx.Node) -> tuple[str, str, list[str]]:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether it computes x Wᵀ + b with parameters of its own: a subclass may do anything else."""
+    """Whether a module computes x Wᵀ + b with parameters of its own; a subclass may do anything else."""
     parts: Any = module
     return (
         type(module) in LINEAR
@@ -987,12 +1004,13 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def replaced_functions(module: nn.Module) -> list[str]:
-    """The functions of its class, ``forward`` and those that ``forward`` may call, of which the instance has others."""
+    """Return the methods, ``forward`` and those it may call, that the instance has replaced."""
     return [name for name in vars(module) if _is_computing(type(module), name) and not _is_set_by_pyg(module, name)]
 
 
 def strangers(module: nn.Module) -> list[str]:
-    """Those of ``replaced_functions`` that are not bound to the module: they stay with it when it is copied."""
+    """Return those of ``replaced_functions`` that are not bound to the module, and would stay with it when it is
+    copied."""
     return [name for name in replaced_functions(module) if getattr(vars(module)[name], "__self__", None) is not module]
 
 
@@ -1003,7 +1021,7 @@ def _is_computing(kind: type[nn.Module], name: str) -> bool:
 
 
 def _is_set_by_pyg(module: nn.Module, name: str) -> bool:
-    """PyG sets ``propagate`` on the instance where ``decomposed_layers`` is set; it gives the same."""
+    """Whether PyG has set ``propagate`` on the instance, as with ``decomposed_layers``; it gives the same."""
     if name != "propagate" or not isinstance(module, MessagePassing):
         return False
     own = [getattr(type(module), propagate, None) for propagate in ("_orig_propagate", "_jinja_propagate")]

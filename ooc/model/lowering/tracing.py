@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a module to values: its forward is traced with torch.fx, and its calls are run on values (``interpreter``).
+"""From a module to values: its forward is traced with torch.fx, and the traced calls are run on values
+(``interpreter``).
 
-Convolutions, norms and layers of torch.nn are taken as they are; all other modules are traced through, so that
-what remains is a list of calls.
+Convolutions, norms and layers of torch.nn are calls; all other modules are traced through, so that a list of calls
+remains.
 """
 
 import inspect
@@ -41,7 +42,7 @@ from ooc.storage.types import EdgeType, Types
 
 _LOCK = RLock()
 _EDGE_TYPE = "edge_type"
-"""The argument of models that take all edges at once and the numbers of their types."""
+"""The argument of models that take all edges at once with the numbers of their types."""
 
 
 _NAMES_OF_EDGES = re.compile("edge_index|adj|^(edges?|ei)$")
@@ -49,12 +50,12 @@ _NOT_OF_ONE_GRAPH = {
     "get_attention_loss": "SuperGATConv's attention loss is of edges that are drawn anew in every epoch; train without",
     "trim_to_layer": "trim_to_layer is for sampled batches, which have no row too many without it; leave it out",
 }
-"""Functions of PyG that fail here, and why."""
+"""Functions of PyG that fail here, with the reason."""
 _NAMES_OF_DATA = ("data", "batch", "batched_data", "graph", "g")
 
 
 def _way_of(model: nn.Module, setting: Setting) -> Way:
-    """How ``model`` is called; ModelError where its forward takes something else."""
+    """Return how ``model`` is called. Raises ModelError if its forward takes something else."""
     kind, types = type(model).__name__, setting.types
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         raise ModelError(f"{kind} is not supported: give the model in it, its module")
@@ -100,7 +101,7 @@ def _way_of(model: nn.Module, setting: Setting) -> Way:
 def _on_small_rows(
     way: Way, model: nn.Module, setting: Setting, results: Results, spaces: Sequence[str] = ()
 ) -> tuple[nn.Module, Sequence[Tensor]]:
-    """The model as one that is called with so many tensors, and small ones of the widths of the graph's."""
+    """Return the model as a module that is called with individual tensors, and small tensors of the graph's widths."""
     types, columns, dtype, taken = setting.types, setting.in_columns, setting.dtype, way.taken
     tried: Sequence[Tensor]
     names: Sequence[str] = ("x", "edge_index", *ARGUMENTS.values())
@@ -122,15 +123,16 @@ def _on_small_rows(
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """As no other thread does: while calls are looked for, functions of torch, PyG and Python are replaced for all."""
+    """A context for one thread at a time: while a trace runs, functions of torch, PyG and Python are replaced for all
+    threads."""
     with _LOCK:
         yield
 
 
 @_alone()
 def initialize(model: nn.Module, setting: Setting) -> None:
-    """Give lazily sized parameters of ``model`` their sizes and first values, as PyG's examples do by a forward pass
-    of the graph; here it is one of a few made-up rows, in evaluation mode. ModelError where that fails."""
+    """Initialise lazily sized parameters of ``model``, as PyG's examples do by a forward pass of the graph; here the
+    pass is over a few made-up rows, in evaluation mode. Raises ModelError if that fails."""
     modes = [(module, module.training) for module in model.modules()]
     whole, tried = _on_small_rows(_way_of(model, setting), model, setting, Results.FIRST)
     try:
@@ -152,7 +154,7 @@ def initialize(model: nn.Module, setting: Setting) -> None:
 
 @_alone()
 def trace(model: nn.Module, assembly: Assembly) -> Value:
-    """The output of ``model`` as a value; ModelError says what is in the way."""
+    """Return the output of ``model`` as a value. Raises ModelError that says what prevents it."""
     setting, assembly.lower_as_it_is = assembly.setting, lower_as_it_is
     kind, types, columns = type(model).__name__, setting.types, setting.in_columns
     way = _way_of(model, setting)
@@ -214,7 +216,7 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
 
 
 def _rows_of_its_own(model: nn.Module, setting: Setting) -> str:
-    """What to do about a matrix in the model that has a row for each node: it goes with no others, as of a tile."""
+    """Return advice for a matrix in the model that has a row for each node, which does not match the rows of a tile."""
     counts = {"": setting.num_nodes} if setting.types is None else setting.types.nodes
     for name, one in (*model.named_parameters(), *model.named_buffers()):
         for kind in () if is_lazy(one) or one.dim() != 2 else (kind for kind in counts if counts[kind] == len(one)):
@@ -226,7 +228,7 @@ def _rows_of_its_own(model: nn.Module, setting: Setting) -> str:
 
 
 def takes_data(model: nn.Module) -> bool:
-    """Whether its forward must be given one argument, which by its name or its type is all of a graph as PyG has it."""
+    """Whether forward must be given one argument, which by its name or type is all of a graph as PyG has it."""
     given = inspect.signature(model.forward).parameters.values()
     needed = [one for one in given if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
     if len(needed) != 1:
@@ -239,8 +241,8 @@ def takes_data(model: nn.Module) -> bool:
 def edge_arguments(
     model: nn.Module, offered: Collection[EdgeData], weights_name: str, *, by_type: bool = False
 ) -> dict[EdgeData, str]:
-    """What of ``offered`` the model's forward has an argument for, and which, or what PyG's data has it as, if it takes
-    that; ``by_type``: a dictionary."""
+    """Return the forward's arguments for the edge data in ``offered``, or their names in PyG's data, if it takes that.
+    ``by_type``: arguments are dictionaries."""
     usual = ARGUMENTS | {EdgeData.WEIGHT: weights_name}
     if takes_data(model):
         return {data: usual[data] for data in offered}
@@ -254,9 +256,8 @@ def edge_arguments(
 
 
 def arranged(model: nn.Module, inputs: Inputs, given: Collection[str]) -> tuple[Inputs, tuple[str, ...]]:
-    """Those of the ``inputs`` that its forward has an argument for, the others without a name; and the names of the
-    arguments that are rows, if there is an x, and edges, if it takes them, beside those that are ``given``: nothing
-    where these are the first two."""
+    """Return the ``inputs``, without names where the forward has no such argument; and the names of the arguments that
+    are rows and edges, if it takes them, beside those ``given``; empty if these are the first two."""
     own = {"x", *_arguments_of(model)}
     inputs = [(name if name in own else "", columns, whole) for name, columns, whole in inputs]
     of_nodes = {name for name, *_ in inputs}
@@ -284,8 +285,8 @@ def arranged(model: nn.Module, inputs: Inputs, given: Collection[str]) -> tuple[
 
 
 def asked_for(model: nn.Module, offered: Collection[str] = ()) -> set[str]:
-    """The names that its forward has arguments of, or where it is given data, that its own methods may ask it for, be
-    it of those ``offered`` by a number behind a text, as ``data[f"x{i}"]``."""
+    """Return the names of forward's arguments; or, if it is given data, the names that the model's methods may ask the
+    data for, including ``offered`` names that are a text with a number, as ``data[f"x{i}"]``."""
     if not takes_data(model):
         return _arguments_of(model)
     own = (kind for kind in type(model).__mro__ if not kind.__module__.startswith("torch."))
@@ -298,21 +299,21 @@ def asked_for(model: nn.Module, offered: Collection[str] = ()) -> set[str]:
 
 
 def _carried_by_types(types: Types, taken: Collection[EdgeData]) -> list[tuple[EdgeData, EdgeType, int]]:
-    """What of ``taken`` edges of which types carry, and how many features."""
+    """Return which edge types carry each of the ``taken`` data, and how many features."""
     weights = [(EdgeData.WEIGHT, one, 0) for one in types.edges if one in types.weighted]
     features = [(EdgeData.FEATURES, one, types.edge_features[one]) for one in types.edges if one in types.edge_features]
     return [carried for carried in (*weights, *features) if carried[0] in taken]
 
 
 def _arguments_of(model: nn.Module) -> set[str]:
-    """The names that its forward's arguments have."""
+    """Return the names of forward's arguments."""
     if isinstance(model, GraphSequential):
         return set(model.signature.param_dict)
     return set(inspect.signature(model.forward).parameters)
 
 
 def _is_called_by_type(model: nn.Module) -> bool:
-    """Whether its forward takes dictionaries by type, as what ``to_hetero`` gives does under other names."""
+    """Whether forward takes dictionaries by type; the results of ``to_hetero`` do so under other names."""
     calls = model.graph.nodes if isinstance(model, fx.GraphModule) else ()
     if isinstance(model, HeteroConv) or any(getattr(node.target, "__name__", "") == "get_dict" for node in calls):
         return True
@@ -320,6 +321,6 @@ def _is_called_by_type(model: nn.Module) -> bool:
 
 
 def _must_be_told_batch(model: nn.Module) -> bool:
-    """Whether it takes ``batch`` and cannot do without."""
+    """Whether it requires the argument ``batch``."""
     batch = inspect.signature(model.forward).parameters.get("batch")
     return batch is not None and batch.default is inspect.Parameter.empty

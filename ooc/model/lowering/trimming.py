@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of which each call computes only the rows of a batch that later ones read.
+"""Models in which each call computes only the rows of a batch that later calls read.
 
-PyG's ``trim_to_layer`` leaves out in its own models what a layer need not compute. Here it is found out from the trace
-of any model, by the same distances that leave out rows of the full graph: a value that lies ``d`` hops before the
-outputs is wanted of the nodes that were found within ``d`` hops of the seeds, which are the first ones of a batch.
+PyG's ``trim_to_layer`` leaves out in its own models what a layer need not compute. Here this is derived from the trace
+of any model, by the same distances that leave out rows of the full graph: a value ``d`` hops before the outputs is
+needed for the nodes found within ``d`` hops of the seeds, which are the first ones of a batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,14 +24,14 @@ from ooc.model.lowering.symbolic import replaced_functions
 from ooc.model.lowering.values import Codes, RowCount, Value
 
 _TAKES_TARGETS = (GATv2Conv, GINConv, GINEConv, GraphConv, SAGEConv, TransformerConv)
-"""Convolutions that give the same where the rows that edges lead to are given beside all of them."""
+"""Convolutions that give the same if the target rows are passed beside all rows."""
 
 
 class Trimmed(nn.Module):
-    """``model``, whose trace and distances are a ``network``'s; ``of`` makes one.
+    """``model``, trimmed by its trace and the distances in a ``network``; made by ``of``.
 
-    Called with x [n, F], edge_index [2, e], what edges carry (or None), and how many nodes and edges each hop brought;
-    gives the model's outputs for the seeds. Parameters, modes and hooks are the model's own.
+    It is called with x [n, F], edge_index [2, e], edge data (or None), and how many nodes and edges each hop brought,
+    and returns the model's outputs for the seeds. Parameters, modes and hooks are the model's own.
     """
 
     def __init__(self, model: nn.Module, plan: "_Plan") -> None:
@@ -48,8 +48,8 @@ class Trimmed(nn.Module):
 
     @classmethod
     def of(cls, model: nn.Module, network: Network) -> Self | None:
-        """None where nothing can be left out: some value needs all rows, as a norm over nodes does, or it is not known
-        which ones."""
+        """Return the trimmed model; None if nothing can be left out, because some value needs all rows, as a norm over
+        nodes does, or its rows are not known."""
         plan = None if network.traced is None else _Plan.of(*network.traced)
         return None if plan is None else cls(model, plan)
 
@@ -62,15 +62,15 @@ class Trimmed(nn.Module):
         nodes_by_hop: Sequence[int],
         edges_by_hop: Sequence[int],
     ) -> Tensor:
-        """The outputs for the seeds [``nodes_by_hop[0]``, C]."""
+        """Return the outputs for the seeds [``nodes_by_hop[0]``, C]."""
         found: Tensor = _Run(self, nodes_by_hop, edges_by_hop).run(x, edge_index, edge_weight, edge_attr)
         return found
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """The calls of a model, and of each the distance to the outputs: of what it gives (``after``), and of what it
-    reads (``before``), more where it goes along edges. ``known``: what each stands for."""
+    """The calls of a model with their distances to the outputs: of their results (``after``), and of what they read
+    (``before``), which is larger for calls along edges. ``known``: what each call stands for."""
 
     graph: fx.Graph
     known: Mapping[fx.Node, Any]
@@ -87,7 +87,7 @@ class _Plan:
 
     @classmethod
     def of(cls, graph: fx.Graph, known: Mapping[fx.Node, Any], constants: dict[str, Tensor]) -> Self | None:
-        """None where some call needs all rows, or it is not known which."""
+        """Return the plan; None if some call needs all rows, or its rows are not known."""
         after: dict[fx.Node, int] = {}
         before: dict[fx.Node, int] = {}
         for node in reversed(graph.nodes):
@@ -119,7 +119,7 @@ class _Plan:
 
 
 class _Run(fx.Interpreter):
-    """One batch."""
+    """The run of one batch."""
 
     def __init__(self, module: Trimmed, nodes_by_hop: Sequence[int], edges_by_hop: Sequence[int]) -> None:
         super().__init__(module, graph=module.plan.graph)
@@ -139,7 +139,7 @@ class _Run(fx.Interpreter):
         return found[: self._rows_at(plan.after[n])] if isinstance(value, Value | Codes) else found
 
     def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments, of so many rows and edges as the call reads."""
+        """Return the arguments of a call, with only the rows and edges that it reads."""
         plan = self._plan
         along = n in plan.before
         distance = plan.before[n] if along else plan.after.get(n, 0)
@@ -164,7 +164,7 @@ class _Run(fx.Interpreter):
         return args, kwargs
 
     def _rows_at(self, distance: int) -> int:
-        """That were found within so many hops."""
+        """Return the number of rows found within this many hops."""
         return int(self._rows[min(distance, len(self._rows) - 1)])
 
 
@@ -173,7 +173,7 @@ def _rows_of(what: Any) -> Any:
 
 
 def _counted(what: Any, found: Any, rows: int) -> Any:
-    """``found``, with another number of rows where it is that, or a shape."""
+    """Return ``found`` with another number of rows, if it is that number or a shape."""
     if isinstance(what, RowCount):
         return rows
     if isinstance(what, tuple) and any(isinstance(one, RowCount) for one in what):

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model as values: matrices of one row a node, and how each comes of others.
+"""A model as values: matrices with one row a node, and how each is computed from others.
 
-Almost every value is *local*: its row i comes of row i of its inputs, so any rows of it can be computed anywhere,
-in any order, and computed again in the backward pass. Two kinds are not, and both need all rows of their input
-before they have one of their own: an ``Aggregate`` pulls the rows of neighbours, ``Moments`` are taken over all
-rows. They cut a network into stages.
+Almost every value is *local*: its row i comes from row i of its inputs, so any of its rows can be computed anywhere, in
+any order, and again in the backward pass. Two kinds are not local and need all rows of their input first: an
+``Aggregate`` pulls the rows of neighbours, and ``Moments`` are taken over all rows. They cut a network into stages.
 
-The backward pass goes value by value: ``backward`` takes the gradient of a value to those of its inputs. What it
+The backward pass goes value by value: ``backward`` turns the gradient of a value into those of its inputs. What it
 needs for that (``needs``) is known beforehand: a linear map needs its input, for the weight's gradient; a sum needs
-nothing; any other function needs its inputs, to run again under autograd. So it is known beforehand, too, what has
-to be kept between the two passes.
+nothing; any other function needs its inputs, to run again under autograd. So it is also known what must be kept between
+the two passes.
 
-Shapes: R rows at hand, I/O columns in and out. A gradient may have fewer rows than the tile: beyond them it is zero.
+Shapes: R rows at hand, I/O columns in and out. A gradient may have fewer rows than the tile; it is zero beyond them.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,12 +30,13 @@ from ooc.model.lowering.products import SharedFactor
 from ooc.plan.workload import EdgeData
 
 RowFunction = Callable[..., Tensor]
-"""Tensors [R, …] → tensor [R, …], each row for itself."""
+"""A function of tensors [R, …] to a tensor [R, …], in which rows are independent."""
 
 
 @dataclass(slots=True)
 class Rows:
-    """Rows ``start:stop`` being computed: what keys their dropout, and what the backward pass finds recorded."""
+    """Rows ``start:stop`` being computed, with the keys of their dropout and what was recorded for the backward
+    pass."""
 
     start: int
     stop: int
@@ -48,37 +48,37 @@ class Rows:
 
 
 class Summed(Protocol):
-    """What gradients are added to, tile after tile: a parameter, or what is made of parameters."""
+    """What gradients are added to, tile after tile: a parameter, or a tensor made of parameters."""
 
     grad: Tensor | None
 
 
 @dataclass(slots=True)
 class Gradients:
-    """Of a value's inputs (None: none, or not wanted), parameters and moments."""
+    """The gradients of a value's inputs (None: none, or not needed), parameters and moments."""
 
     inputs: list[Tensor | None]
     parameters: list[tuple[Summed, Tensor]] = field(default_factory=list)
     moments: list[tuple[Any, ...]] = field(default_factory=list)
-    """``Moments`` with what their gradients get."""
+    """``Moments`` with their gradients."""
 
 
 class Value:
-    """A matrix of one row a node. ``index`` orders the values of a network, inputs first; ``tail`` is a row's shape;
-    ``space`` the type of the nodes, "" where there is but one. ModelError where inputs are of nodes of several types.
-    """
+    """A matrix with one row a node. ``index`` orders the values of a network, inputs first; ``tail`` is the shape of a
+    row; ``space`` is the node type, "" if there is only one. Raises ModelError if its inputs are of different node
+    types."""
 
     heavy = False
     """Whether computing it again costs a dense product."""
     of_one_space = True
     """Whether its inputs are rows of the same nodes."""
     running: Tensor | None = None
-    """The running mean of a norm, of the moments that it is kept by, and of what is computed by it in evaluation."""
+    """A norm's running mean, for the moments behind it, and for what is computed with it in evaluation."""
     packed = False
-    """Whether it holds bits, eight a byte, and no numbers of the compute dtype."""
+    """Whether it holds bits, eight a byte, instead of numbers of the compute dtype."""
     entries_per_row: float | None = None
-    """Where its rows come without their zeros, as ``SparseRows``: how many numbers they have left, on average. They are
-    multiplied so and dropped out of, and made ``Dense`` for anything else."""
+    """For sparse rows (``SparseRows``), the average number of non-zeros in a row. They are multiplied and dropped out
+    of in sparse form, and made ``Dense`` for anything else."""
 
     def __init__(self, index: int, inputs: Sequence["Value"], tail: Sequence[int], space: str = "") -> None:
         self.index = index
@@ -92,22 +92,22 @@ class Value:
 
     @cached_property
     def columns(self) -> int:
-        """Numbers in a row."""
+        """The numbers in a row."""
         return prod(self.tail)
 
     @property
     def held_columns(self) -> int:
-        """Numbers of a row that are there."""
+        """The numbers in a row that are stored."""
         return self.columns if self.entries_per_row is None else ceil(self.entries_per_row)
 
     @property
     def source(self) -> "Value":
-        """Its first input: of most kinds the only one."""
+        """The first input, which is the only one for most kinds."""
         return self.inputs[0]
 
     @property
     def gradient_numel(self) -> int:
-        """Numbers in the gradients that a tile leaves of its parameters."""
+        """The numbers in the gradients that a tile computes of its parameters."""
         return sum(parameter.numel() for parameter in self.parameters)
 
     @property
@@ -116,55 +116,55 @@ class Value:
 
     @cached_property
     def trains(self) -> bool:
-        """Whether some parameter has a part in it. Asked for every tile."""
+        """Whether it depends on a trained parameter. It is cached, as every tile asks."""
         return self.own_trains or any(value.trains for value in self.inputs)
 
     @property
     def operands(self) -> tuple["Value", ...]:
-        """The values whose rows ``backward`` is given, where they are at hand: its inputs, as a rule."""
+        """The values whose rows ``backward`` is given if they are at hand: usually the inputs."""
         return self.inputs
 
     def needs(self) -> tuple["Value", ...]:
-        """Those of them that ``backward`` needs."""
+        """Return those of ``operands`` that ``backward`` needs."""
         return ()
 
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
-        """[R, …] from the rows of the inputs; with ``record``, ``backward`` is going to be called for them."""
+        """Return [R, …] from the rows of the inputs. ``record``: ``backward`` will be called for them."""
         raise NotImplementedError
 
     def compute_at(self, inputs: Sequence[Tensor], rows: Rows, out: Tensor) -> Tensor:
-        """The same, with nothing recorded, in ``out`` where there is a way: memory that the rows of the first input may
-        lie in, which are then of no more use."""
+        """Return the same without recording, in ``out`` if possible. That memory may hold the rows of the first input,
+        which are not needed any more."""
         return self.compute(inputs, rows, record=False)
 
     def backward(self, gradient: Tensor, operands: list[Tensor | None], rows: Rows) -> Gradients:
-        """From the gradient of this value to those of its inputs; ``operands`` has rows of those that it ``needs``, and
-        may be emptied as soon as these are done with."""
+        """Return the gradients of the inputs from that of this value. ``operands`` has rows of those that it ``needs``,
+        and may be emptied as soon as they are used."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Stands for whole numbers of every row, [R, …] of this ``tail``, by which something is looked up: the types of
-    nodes, for one. ``rows`` has them as they are computed with, one beside the other."""
+    """Whole numbers of every row, [R, …] with this ``tail``, by which something is looked up, such as node types.
+    ``rows`` holds them side by side in the compute dtype."""
 
     rows: Value
     tail: tuple[int, ...]
 
     def of(self, rows_RC: Tensor) -> Tensor:
-        """[R, …], int64."""
+        """Return [R, …], int64."""
         return rows_RC.long().view(len(rows_RC), *self.tail)
 
 
 @dataclass(frozen=True)
 class RowCount:
-    """How many rows ``of`` has, which is another number for every tile."""
+    """The number of rows of ``of``, which differs from tile to tile."""
 
     of: "Value" = field(compare=False)
 
 
 class Features(Value):
-    """The store's x, in the compute dtype; with ``entries_per_row`` without its zeros."""
+    """The store's x in the compute dtype; sparse if ``entries_per_row`` is given."""
 
     def __init__(self, index: int, columns: int, entries_per_row: float | None = None, space: str = "") -> None:
         super().__init__(index, (), (columns,), space)
@@ -172,7 +172,7 @@ class Features(Value):
 
 
 class Learnt(Value):
-    """Rows that are trained themselves, ``columns`` numbers each: an embedding of every node of a type."""
+    """Learnt rows with ``columns`` numbers each: an embedding of every node of a type."""
 
     own_trains = True
 
@@ -181,7 +181,7 @@ class Learnt(Value):
 
 
 class Dense(Value):
-    """Rows that come without their zeros, with them."""
+    """Sparse rows in dense form."""
 
     def compute(self, inputs: Sequence[Any], rows: Rows, *, record: bool) -> Tensor:
         found: Tensor = inputs[0].dense()
@@ -189,7 +189,7 @@ class Dense(Value):
 
 
 class Ones(Value):
-    """A one for every row of ``source``, of which there is no gradient."""
+    """The number one for every row of ``source``, without a gradient."""
 
     trains = False
 
@@ -201,7 +201,8 @@ class Ones(Value):
 
 
 class Aggregate(Value):
-    """t · A(s · input): each row the scaled sum of its neighbours' scaled rows. Others are kinds of it (per_edge)."""
+    """t · A(s · input): each row is the scaled sum of its neighbours' scaled rows. Other aggregations are subclasses
+    (per_edge)."""
 
     def __init__(self, index: int, source: Value, scaling: AnyScaling, *, once: bool) -> None:
         super().__init__(index, (source,), source.tail)
@@ -210,51 +211,51 @@ class Aggregate(Value):
             self.space = ends_of(scaling)[1]
         self.hops: int = 1 + (source.hops if isinstance(source, Aggregate) and once else 0)
         self.once = once
-        """Of constant features: the same in every epoch, A^hops(x)."""
+        """Whether it is A^hops(x) of constant features, the same in every epoch."""
 
     @property
     def takes_gradient(self) -> bool:
-        """Whether its gradient is of use to anybody."""
+        """Whether its gradient is needed."""
         return self.source.trains
 
     @property
     def upstream_of(self) -> "Aggregate":
-        """The one whose gradient is pulled for that of its source: itself, or the last of several that go on from one
-        another."""
+        """The aggregate whose gradient is pulled to get the gradient of the source: itself, or the last of several in a
+        chain."""
         return self
 
     @property
     def finds_upstream(self) -> bool:
-        """Whether its own stage makes what is pulled."""
+        """Whether its own stage computes what is pulled backward."""
         return self.takes_gradient and self.upstream_of is self
 
     @property
     def upstream_columns(self) -> int:
-        """Columns of what is pulled of its gradient."""
+        """The columns that are pulled of its gradient."""
         return self.columns
 
     @property
     def edge_data(self) -> tuple[EdgeData, ...]:
-        """What it needs of edges beside their ends."""
+        """The edge data that it needs."""
         return (EdgeData.WEIGHT,) if self.scaling.basic.weighted else ()
 
 
 MOMENTS_BYTES = 8
-"""That the moments of a tile take for every number: one copy in float64."""
+"""Bytes that a tile's moments take for every number: one copy in float64."""
 
 
 @dataclass(frozen=True, slots=True)
 class TileMoments:
-    """Of one tile's rows: their number, mean [C] and sum of squared deviations from it [C]; float64."""
+    """The moments of one tile's rows: their number, mean [C] and sum of squared deviations [C]; float64."""
 
     count: int
     mean: Tensor
     deviations: Tensor
 
     def joined(self, other: "TileMoments") -> "TileMoments":
-        """Those of the rows of both, where ``other`` is, by the formulas of Chan, Golub and LeVeque ("Updating formulae
-        and a pairwise algorithm for computing sample variances", 1979), which lose no digits however far the mean is
-        from zero."""
+        """Return the moments of the rows of both tiles, if there is an ``other``, by the formulas of Chan, Golub and
+        LeVeque ("Updating formulae and a pairwise algorithm for computing sample variances", 1979), which stay accurate
+        however far the mean is from zero."""
         place, total = other.mean.device, self.count + other.count
         delta = other.mean - self.mean.to(place)
         mean = self.mean.to(place) + delta * (other.count / total)
@@ -264,7 +265,7 @@ class TileMoments:
 
 @dataclass(frozen=True, slots=True)
 class TileTotals:
-    """What a function of one tile's rows comes to [K]; float64."""
+    """The sum [K] of a function over one tile's rows; float64."""
 
     total: Tensor
 
@@ -273,19 +274,18 @@ class TileTotals:
 
 
 class Statistics:
-    """The moments of one matrix of so many columns, ``numbers``, as far as its tiles are there, and the gradients of
-    both.
+    """The moments of one matrix with ``numbers`` columns, as far as its tiles are there, and the gradients of both
+    moments.
 
-    Sums are held in float64 and added in the order of the tiles, so results do not depend on plans, budgets or threads.
-
-    ``update`` is told the moments when they are complete: mean, biased variance, number of rows. Tiles are added by
-    one thread, moments are read by many, after the last tile.
+    Sums are in float64 and added in the order of the tiles, so results do not depend on plans, budgets or threads.
+    ``update`` is called with the complete moments: mean, biased variance, number of rows. One thread adds tiles; many
+    read moments after the last tile.
     """
 
     parts = 2
-    """Tensors that ``moments`` gives."""
+    """The number of tensors that ``moments`` returns."""
     inner_columns = 0
-    """Numbers a row of what a total makes on the way, and of its gradient, besides."""
+    """Numbers a row of a total's intermediates, and of their gradients."""
     _found: Any
 
     def __init__(self, numbers: int, update: Callable[[Tensor, Tensor, int], None] | None = None) -> None:
@@ -304,33 +304,33 @@ class Statistics:
 
     @torch.no_grad()
     def of_tile(self, rows_RC: Tensor) -> TileMoments | TileTotals:
-        """What the rows at hand add."""
+        """Return the contribution of the rows at hand."""
         rows = rows_RC.double()
         mean = rows.mean(dim=0)
         centred = rows - mean if rows is rows_RC else rows.sub_(mean)
         return TileMoments(rows_RC.shape[0], mean, centred.square_().sum(dim=0))
 
     def add(self, tile: TileMoments | TileTotals, *, rows: int) -> None:
-        """Take in a tile; ``rows`` is how many there will be in all."""
+        """Add a tile; ``rows`` is the number of rows of all tiles."""
         self._found = found = self._found.joined(tile)
         if self._update is not None and found.count == rows:
             self._update(found.mean, found.deviations / rows, rows)
 
     def sample(self, dtype: torch.dtype) -> list[Tensor]:
-        """What ``moments`` might give, to try functions with."""
+        """Return possible results of ``moments``, to try functions with."""
         some = 0.5 + torch.rand(self.numbers, generator=torch.Generator().manual_seed(1), dtype=dtype)
         return [some] * self.parts
 
     def add_gradients(self, *found: Tensor) -> None:
-        """Take in what a tile found for the gradients of all ``parts``."""
+        """Add a tile's part of the gradients of all ``parts``."""
         self._gradients = self._gradients.to(found[0].device) + torch.stack(found).double()
 
     def moments(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """Mean and biased variance, [C] each."""
+        """Return mean and biased variance, [C] each."""
         return self._found.mean.to(dtype), (self._found.deviations / self._found.count).to(dtype)
 
     def gradient(self, rows_RC: Tensor) -> Tensor:
-        """What the gradients of both moments add to those of some rows of the matrix itself, [R, C]."""
+        """Return the contribution of both moments' gradients to the gradient of some rows of the matrix, [R, C]."""
         dtype, (d_mean, d_variance) = rows_RC.dtype, self._gradients.to(rows_RC.device)
         slope = (2 * d_variance / self._found.count).to(dtype)
         level = (d_mean / self._found.count).to(dtype)
@@ -339,8 +339,8 @@ class Statistics:
 
 
 class Totals(Statistics):
-    """The sum over all rows of what ``function`` makes of each, [R, …] → [K] of any rows together; with its gradient.
-    ``numbers``: K; ``inner_columns``: numbers a row made on the way."""
+    """The sum over all rows of ``function``, [R, …] → [K] for any rows together, with its gradient. ``numbers``: K;
+    ``inner_columns``: numbers a row of its intermediates."""
 
     parts = 1
 
@@ -357,11 +357,11 @@ class Totals(Statistics):
         return TileTotals(self.function(rows_RC).double())
 
     def moments(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """The total, [K]."""
+        """Return the total, [K]."""
         return (self._found.total.to(dtype),)
 
     def gradient(self, rows_RC: Tensor) -> Tensor:
-        """What the gradient of the total adds to those of some rows, [R, C]."""
+        """Return the contribution of the total's gradient to the gradient of some rows, [R, C]."""
         rows = rows_RC.detach().requires_grad_()
         with torch.enable_grad():
             total = self.function(rows)
@@ -373,7 +373,7 @@ class Moments(Value):
     """Mean and variance of every column of the input over all rows, or ``totals``; ``statistics`` holds them."""
 
     of = ""
-    """The norm that keeps running statistics by them."""
+    """The norm whose running statistics they update."""
 
     def __init__(
         self,
@@ -399,7 +399,7 @@ class Sum(Value):
 
     @property
     def makes_rows(self) -> bool:
-        """Whether what it computes is never one of its inputs itself."""
+        """Whether its result is always a new tensor, never one of its inputs."""
         return len(self.inputs) + len(self.parameters) > 1 or self.factors[0] != 1
 
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
@@ -426,7 +426,7 @@ class Sum(Value):
 
 
 class Dropout(Value):
-    """Entries dropped with probability ``p``, the others scaled up; ``site`` keys the masks."""
+    """Dropout with probability ``p``, with the remaining entries scaled up; ``site`` keys the masks."""
 
     def __init__(self, index: int, source: Value, p: float, site: int) -> None:
         super().__init__(index, (source,), source.tail)
@@ -454,7 +454,7 @@ class Dropout(Value):
 
 
 class Noise(Value):
-    """Normal numbers, as many as ``source`` has; ``site`` keys them as it does masks."""
+    """Normal numbers, as many as ``source`` has; ``site`` keys them like masks."""
 
     trains = False
 
@@ -468,9 +468,9 @@ class Noise(Value):
 
 
 class Rowwise(Value):
-    """What ``function(*rows, mean, variance, …)`` gives, row by row, with the moments of these rows or of other
-    matrices, if it needs any, or the total in place of both; it may use ``parameters``, and is differentiated by
-    autograd. ``inner_columns``: numbers a row of what it makes on the way, where that is wider than what it gives."""
+    """``function(*rows, mean, variance, …)``, row by row, with the moments of these rows or of other matrices, if it
+    needs any, or a total in place of both. It may use ``parameters``, and autograd differentiates it.
+    ``inner_columns``: numbers a row of its intermediates, if they are wider than its result."""
 
     def __init__(
         self,
@@ -493,7 +493,7 @@ class Rowwise(Value):
 
     @property
     def total_numbers(self) -> int:
-        """Of the totals among its moments."""
+        """The numbers in the totals among its moments."""
         return sum(one.statistics.numbers for one in self.moments if isinstance(one.statistics, Totals))
 
     @property
@@ -517,7 +517,7 @@ class Rowwise(Value):
         return output.detach()
 
     def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
-        """For a gradient of the first rows."""
+        """Return the gradients of the inputs for a gradient of the first rows."""
         leaves, output = rows.tape.pop(self)
         found = gradients_of([output], [*leaves, *self.parameters], [with_zeros(gradient, output.shape[0])])
         of_parameters = zip(self.parameters, found[len(leaves) :], strict=True)

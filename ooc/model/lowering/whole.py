@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models called as every model here is, whatever their forward takes and gives: so they are traced."""
+"""Wrappers that give every model the same calling convention, whatever its forward takes and returns, so that it can be
+traced."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,16 +20,15 @@ from ooc.model.lowering.assembly import Inputs, Results
 from ooc.plan.workload import EdgeData
 
 ROWS, EDGES = "rows", "edges"
-"""The first two arguments of a model, whatever it calls them."""
+"""The first two arguments of a model, whatever their names."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """How a model is called: with the graph ``as_data``, or rows, edges and what it has ``taken`` of what these carry,
-    by the names of its arguments; with types' numbers of edges (``numbered``), and told which graph rows are of
-    (``batch``); ``inputs``: what lies side by side in the rows (``named``), that which it has no argument for without a
-    name; ``by_name``: the arguments that are rows and edges, where they are not the first two. PyG's data may not be
-    asked for what is ``left_out``."""
+    """How a model is called: with the graph ``as_data``, or with rows, edges and the edge data it has ``taken``, by the
+    names of its arguments; with the numbers of edge types (``numbered``), and with ``batch``. ``inputs``: the parts
+    side by side in the rows (``named``), without a name if it has no such argument. ``by_name``: the arguments that are
+    rows and edges, if these are not the first two. PyG's data may not be asked for what is ``left_out``."""
 
     as_data: bool
     taken: Mapping[EdgeData, str]
@@ -40,10 +40,9 @@ class Way:
 
 
 class Whole(nn.Module):
-    """A model called as every model here is. ``places``: of each of the tensors that it is given one by one, which of
-    the model's arguments it is, of rows and of edges in this order, the others by their names; or which type's among
-    those of a dictionary (None: it is all of the argument). What has no place is left out. Of what it gives, the rows
-    of the types ``spaces``; where it gives several results, what ``results`` says."""
+    """A model with the common calling convention. ``places``: for each tensor given, the model's argument it belongs to
+    (rows, edges or a name), and the type within a dictionary (None: it is the whole argument); a tensor without a place
+    is not passed. It returns the rows of the types ``spaces``; of several results, those that ``results`` says."""
 
     def __init__(
         self, model: nn.Module, way: Way, places: Sequence[Any], results: Results, spaces: Sequence[str] = ()
@@ -73,9 +72,8 @@ class Whole(nn.Module):
 
 
 class Called(nn.Module):
-    """``conv``, or its ``function`` of this name, called with tensors by ``names``, as ``ends`` say (``given_as``), and
-    with what is ``plain``; of several results it gives these ``parts``. It has what is in the module ``beside``, too.
-    """
+    """``conv``, or its method ``function``, called with tensors by ``names``, combined as ``ends`` says (``given_as``),
+    and with ``plain`` arguments; it returns ``parts`` of several results. The module ``beside`` is included, too."""
 
     def __init__(
         self,
@@ -110,7 +108,7 @@ def called_with(
     by_name: Sequence[str],
     data: Mapping[str, Collection[str]] | None,
 ) -> Any:
-    """What ``model`` gives for these, as ``Whole`` says; as ``data``, if that is what may not be asked for there."""
+    """Return what ``model`` gives for these, as ``Whole`` says; ``data``: attributes that may not be asked for."""
     others = {**dict.fromkeys(counts_of(model)), **others}
     if inputs:
         of_nodes = named(rows, inputs)
@@ -123,13 +121,13 @@ def called_with(
 
 
 def counts_of(model: nn.Module) -> list[str]:
-    """Arguments that its forward must have of how many nodes and edges were drawn: None of a whole graph."""
+    """Return the arguments of forward for how many nodes and edges were drawn, which are None for a whole graph."""
     given = signature(model.forward).parameters.values()
     return [one.name for one in given if one.name.startswith("num_sampled_") and one.default is one.empty]
 
 
 def named(rows: Any, inputs: Inputs) -> dict[str, Any]:
-    """What lies side by side in ``rows``, by name, where it has one."""
+    """Return the parts side by side in ``rows``, by name."""
     found, at = dict[str, Any](), 0
     for name, columns, whole in inputs:
         part = rows[:, at : at + columns] if columns else rows[:, at]
@@ -140,8 +138,8 @@ def named(rows: Any, inputs: Inputs) -> dict[str, Any]:
 
 
 class _Given(Data):  # type: ignore[misc]  # PyG is not typed
-    """PyG's data, also of stand-ins for tensors, whose shapes PyG does not ask for. Of what its user's data has besides
-    it knows the names: who asks whether such is there would take another way."""
+    """PyG's data, also of proxies, whose shapes PyG must not ask for. It knows the names of the user's further
+    attributes: code that asks whether one exists would take another way."""
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name) if name in self._left_out else super().__getitem__(name)
@@ -180,7 +178,7 @@ def _not_given(name: str) -> ModelError:
 
 
 class _NotGiven:
-    """Something that data has, and of which nothing but that is known."""
+    """An attribute of the data of which nothing is known but that it exists."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -198,8 +196,8 @@ class _NotGiven:
 def as_data(
     rows: Any, edges: Any, others: Mapping[str, Any], left_out: Mapping[str, Collection[str]]
 ) -> Data | HeteroData:
-    """The graph as its user has it, but for what is ``left_out``, by type of nodes, which are in its order there; of
-    several types where rows are given in dictionaries."""
+    """Return the graph as the user's data has it, except for what is ``left_out``, by node type in its order; with
+    several types if rows are given in dictionaries."""
     if not isinstance(rows, dict):
         of_all = frozenset(left_out.get("", ()))
         if "adj_t" in of_all:  # which edges came as
@@ -219,7 +217,7 @@ def as_data(
 
 
 def chosen(output: Any, results: Results, spaces: Sequence[str] = ()) -> Tensor:
-    """What is meant of what a model gives, where that may be by type of nodes the rows of one type, or of two."""
+    """Return the rows of one node type, or of two, from what a model gives, which may be by type."""
 
     def of_type(one: Any) -> Any:
         if not spaces or (not isinstance(one, dict) and len(spaces) == 1):
@@ -236,12 +234,12 @@ def chosen(output: Any, results: Results, spaces: Sequence[str] = ()) -> Tensor:
 
 
 def side_by_side(*results: Tensor) -> Tensor:
-    """A model's results as one matrix."""
+    """Return a model's results as one matrix."""
     return torch.cat(results, dim=1)
 
 
 def both_types(first: Tensor, second: Tensor) -> Tensor:
-    """The rows of two types of nodes."""
+    """Return the rows of two node types."""
     return torch.cat((first, second))
 
 
@@ -250,7 +248,7 @@ fx.wrap("both_types")
 
 
 def with_arguments(kind: type[nn.Module], names: Sequence[str], *args: Any, **options: Any) -> nn.Module:
-    """A module whose ``call`` is given so many tensors, each an argument of its own, as torch.fx wants them."""
+    """Return a module whose ``call`` takes each tensor as an argument of its own, as torch.fx requires."""
     whole = _with_arguments(kind, tuple(names))  # type: ignore[arg-type]  # classes can be hashed
     return whole(*args, **options)
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``propagate`` of a layer of one's own computes, taken apart into values of rows and sums over edges."""
+"""The ``propagate`` of users' own layers, taken apart into values of rows and sums over edges."""
