@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A ``propagate`` whose messages begin with linear maps of the rows at both ends of an edge, which are computed once a
-row: W (x_i, x_j, e) = W_i x_i + W_j x_j + W_e e.
+"""Layers whose messages begin with linear maps of the rows at both ends of an edge, which are computed once a row
+instead ("hoisted"): W (x_i, x_j, e) = W_i x_i + W_j x_j + W_e e.
 
-Most layers that are no sums are such: ``EdgeConv``, ``CGConv``, or a network of one's own of ``torch.cat((x_i, x_j))``.
-PyG multiplies for every edge. Here a message is cut in two. Whatever it makes of the rows of one end alone, and linear
-maps of sums, differences and concatenations of both, become values, computed for every row. What is left for edges is
-often a sum with an activation, or the product of two such, to which another sum is added, and then perhaps a linear
-map, which a sum over edges leaves for rows, too: σ(z_i + z_j) is an edge function (``ooc.kernels.functions.Product``),
-for which nothing is made of edges.
-Anything else runs by the general path (``ooc.model.layers.propagation``), from what values give at the ends of edges.
+Most layers that are no plain sums are of this kind: ``EdgeConv``, ``CGConv``, or a user's network of ``torch.cat((x_i,
+x_j))``. PyG multiplies for every edge. Here a message is cut in two. Whatever it computes from the rows of one end
+alone, and linear maps of sums, differences and concatenations of both ends, become values, computed for every row. What
+is left for edges is often an activation of a sum, or the product of two such, perhaps plus another sum, perhaps
+followed by a linear map, which can be moved behind the sum over edges: σ(z_i + z_j) is an edge function
+(``ooc.kernels.functions.Product``), which stores nothing for edges. Anything else runs by the general path
+(``ooc.model.layers.propagation``), from the values at the ends of edges.
 """
 
 import operator
@@ -50,18 +50,19 @@ from ooc.model.lowering.values import RowCount, Value
 from ooc.plan.workload import EdgeData
 
 _WIDER = 2.0
-"""Times the columns that are gathered of rows as they are: of more, linear maps stay where they are."""
+"""Linear maps may gather at most this many times the columns of the unchanged rows; with more, they stay where they
+are."""
 _SOURCE, _TARGET, _EDGE = 0, 1, 2
-"""Ends of an edge, where rows are looked up; and the edge itself, with what it carries."""
+"""The ends of an edge, where rows are looked up; and the edge itself, with its data."""
 _ADD = {operator.add: 1.0, torch.add: 1.0, "add": 1.0, operator.sub: -1.0, torch.sub: -1.0, "sub": -1.0}
 _CONCATENATE = (torch.cat, torch.concat, torch.hstack)
 _KNOWN = (*PLAIN, torch.dtype, torch.device, Free)
-"""What has nothing to do with rows, so that it is the same at either end: a number of columns, for one."""
+"""Arguments unrelated to rows, which are the same at either end, such as a number of columns."""
 
 
 @dataclass(frozen=True)
 class _Term:
-    """``factor`` times rows at one ``end`` of edges, or of edges themselves."""
+    """``factor`` times the rows at one ``end`` of edges, or times data of edges."""
 
     end: int
     factor: float
@@ -70,8 +71,8 @@ class _Term:
 
 @dataclass(frozen=True, eq=False)
 class _OfEnds:
-    """Stands for a matrix [E, C] of edges: ``blocks``, each of so many columns and the sum of its terms, side by side.
-    Of one block and one term rows may have any ``tail``."""
+    """Stands for a matrix [E, C] of edges: ``blocks`` side by side, each with a number of columns and the sum of its
+    terms. With one block and one term, rows may have any ``tail``."""
 
     blocks: tuple[tuple[int, tuple[_Term, ...]], ...]
 
@@ -82,9 +83,9 @@ class _OfEnds:
 
 @dataclass(frozen=True, eq=False)
 class _Product:
-    """Stands for the product of one or two such matrices, of one block each, with their activations; one more that is
-    ``added`` to it, and the activation ``outer`` of the whole, if there is any; ``mapped`` by a linear map's weight and
-    bias, if by any; which ``node`` gives."""
+    """Stands for the result of ``node``: the product of one or two such matrices, of one block each, with their
+    activations; perhaps a further matrix ``added`` to it, an activation ``outer`` of the whole, and a linear map's
+    weight and bias by which it is ``mapped``."""
 
     factors: tuple[tuple[Activation, float, _OfEnds], ...]
     node: fx.Node
@@ -95,7 +96,7 @@ class _Product:
 
 @dataclass(frozen=True, eq=False)
 class _MappedEdges:
-    """Stands for some columns of a weight, each part times a factor, times what edges carry."""
+    """Stands for some columns of a weight, each part times a factor, times data of edges."""
 
     of: Any
     weight: nn.Parameter
@@ -115,8 +116,9 @@ def lower_hoisted(
     *,
     by_formula: bool,
 ) -> Value:
-    """What ``last``, a call of its ``propagate``, gives for every row. ModelError where nothing is saved so, or
-    ``by_formula`` is asked for and there is none. ``like``: any rows, by type of nodes."""
+    """Return what ``last``, a call of the layer's ``propagate``, gives for every row. Raises ModelError if nothing is
+    saved in this way, or if ``by_formula`` is asked for and there is no edge function. ``like``: any rows, by node
+    type."""
     (owner, index, *sizes), given = last.args, dict(last.kwargs)
     sizes.append(given.pop("size", None))
     if not propagates_as_pyg(conv) or names_of(conv, "update"):
@@ -136,7 +138,7 @@ def lower_hoisted(
 
 
 class _OfMessage(Interpreter):
-    """Runs ``message``: on rows what looks at one end, on stand-ins the rest."""
+    """Runs ``message``: calls on one end run on rows, the others on stand-ins."""
 
     def __init__(
         self,
@@ -182,8 +184,8 @@ class _OfMessage(Interpreter):
             self._memory[node] = frozenset([node])  # nothing is written in place
 
     def of_edges(self) -> tuple[OfEdges, set[Value]]:
-        """The call that gives messages, and rows that targets alone look up. ModelError where no more is saved by
-        linear maps of rows than it costs."""
+        """Return the call that gives messages, and the rows that targets alone look up. Raises ModelError if linear
+        maps of rows save no more than they cost."""
         result = self._edges_of(self._found)
         if not isinstance(result, OfEdges):
             raise NoFormulaError(f"{self._where}: its message gives nothing of edges")
@@ -197,7 +199,7 @@ class _OfMessage(Interpreter):
         return result, own
 
     def by_formula(self, like: Mapping[str, Value]) -> Value | None:
-        """What is summed of messages, by an edge function; None where they are none. ``like``: any rows, by type."""
+        """Return the sum of messages by an edge function; None if they are none. ``like``: any rows, by node type."""
         found, index, conv, assembly = self._found, self._index, self._conv, self._assembly
         if isinstance(found, _OfEnds) and len(found.blocks) == 1:
             found = _Product(((Activation.IDENTITY, 0.0, found),), self._calls.nodes[-1])
@@ -253,7 +255,8 @@ class _OfMessage(Interpreter):
     def _with_bias(
         self, total: Value, count: Value, weight: nn.Parameter, bias: nn.Parameter, *, is_mean: bool
     ) -> Value:
-        """What is summed, or averaged, of messages that were to be mapped: the bias as often as there are edges."""
+        """Return the sum, or mean, of messages whose map was moved behind it, with the bias as often as there are
+        edges."""
 
         def beside(rows: Tensor, count: Tensor) -> Tensor:
             return torch.cat((rows, count.clamp(max=1.0) if is_mean else count), dim=1)
@@ -266,7 +269,7 @@ class _OfMessage(Interpreter):
 
     @staticmethod
     def _term(maps: Sequence[Sequence[_Term]], features: int, channels: int) -> EdgeTerm:
-        """What so many features of edges add to each factor."""
+        """Return what edge features add to each factor."""
         weights = tuple(dict.fromkeys(term.of.weight for terms in maps for term in terms))
         if not weights:
             return NO_TERM
@@ -284,7 +287,7 @@ class _OfMessage(Interpreter):
         return EdgeTerm(features, len(maps) * channels, made, weights)
 
     def _interleaved(self, rows: Sequence[Value], channels: int) -> Value:
-        """So many columns of each in turn."""
+        """Return matrices interleaved, this many columns of each in turn."""
         if len(rows) == 1:
             return rows[0]
 
@@ -294,7 +297,7 @@ class _OfMessage(Interpreter):
         return self._assembly.rowwise(self._where, in_turn, rows)
 
     def step(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> OfEdges:
-        """One more call that looks at edges."""
+        """Return a further call on edges."""
         self._number += 1
         return OfEdges(self._number, kind, target, args, kwargs or {})
 
@@ -321,7 +324,7 @@ class _OfMessage(Interpreter):
         return writes_in_place(node) or bool(getattr(module, "inplace", False))
 
     def _is_made_for(self, node: fx.Node) -> bool:
-        """Whether what ``node`` is given is what a linear map has made for it alone."""
+        """Whether the operand of ``node`` was made by a linear map for it alone."""
         (operand,) = node.all_input_nodes if len(node.all_input_nodes) == 1 else (node,)
         maker = self._modules.get(str(operand.target)) if operand.op == "call_module" else None
         return maker is not None and is_linear(maker) and len(operand.users) == 1
@@ -329,7 +332,7 @@ class _OfMessage(Interpreter):
     # ---- what is linear ----------------------------------------------------------------------------------
 
     def _combined(self, node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _OfEnds | None:
-        """A sum, a difference or a multiple of such matrices, or several side by side; None for anything else."""
+        """Return a sum, difference, multiple or concatenation of such matrices; None for anything else."""
         target = node.target
         if target in _CONCATENATE and args:
             rest = [*args[1:], *kwargs.values()]
@@ -354,7 +357,7 @@ class _OfMessage(Interpreter):
         return None
 
     def _block(self, node: Any, found: Any) -> _OfEnds | None:
-        """``found``, which ``node`` gives, where it is a matrix of edges."""
+        """Return ``found``, the result of ``node``, if it is a matrix of edges."""
         if isinstance(found, OfEdges):
             sample = self._calls.tails.get(node)
             return _at(_EDGE, found, sample[0]) if sample is not None and len(sample) == 1 else None
@@ -364,7 +367,7 @@ class _OfMessage(Interpreter):
     def _mapped(
         self, node: fx.Node, module: nn.Module | None, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> _OfEnds | _Product | None:
-        """A linear map of a matrix of which some is of ends, or of a product; None for anything else."""
+        """Return a linear map of a matrix that involves ends, or of a product; None for anything else."""
         if not args or kwargs:
             return None
         weight: Any = None
@@ -401,7 +404,7 @@ class _OfMessage(Interpreter):
     def _multiplied_rows(
         self, rows: Value, weight: nn.Parameter, bias: nn.Parameter | None, taken: Sequence[tuple[float, slice]]
     ) -> Value:
-        """Rows times the sum of some columns of the weight, each times a factor."""
+        """Return rows times the sum of some columns of the weight, each times a factor."""
         if taken == [(1.0, slice(0, weight.shape[1]))]:
             return self._linear(rows, weight, bias, self._where)
 
@@ -413,7 +416,7 @@ class _OfMessage(Interpreter):
     def _as_product(
         self, node: fx.Node, module: nn.Module | None, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> _Product | None:
-        """A matrix of both ends with an activation, or the product of two such; what is added to these, and an
+        """Return an activation of a matrix of both ends, the product of two such, or with something added or an
         activation of the whole; None for anything else."""
         if node.target in MULTIPLY and len(args) == 2 and not kwargs:
             factors = [self._factors(*pair) for pair in zip(node.all_input_nodes, args, strict=False)]
@@ -432,7 +435,7 @@ class _OfMessage(Interpreter):
         return _Product(((*known, matrix),), node)
 
     def _sum_with_product(self, node: fx.Node, args: Sequence[Any]) -> _Product | None:
-        """A product and a matrix that is added to it, or taken off; None where it is another sum."""
+        """Return a product plus or minus another matrix; None for another sum."""
         at = int(isinstance(args[1], _Product) and _ADD[node.target] == 1)
         product, matrix = args[at], self._block(node.args[1 - at], args[1 - at])
         if not isinstance(product, _Product) or product.added or product.outer or product.mapped or matrix is None:
@@ -451,7 +454,7 @@ class _OfMessage(Interpreter):
     # ---- rows, and edges ---------------------------------------------------------------------------------
 
     def _of_one_end(self, node: fx.Node, given: Sequence[Any]) -> Any:
-        """What a function makes of rows at one end of edges; None where it has to be made of edges."""
+        """Return a function of the rows at one end of edges; None if it must be computed for edges."""
         ends = {end for one in given if isinstance(one, _OfEnds) for end in one.ends}
         if ends == {_EDGE} or any(isinstance(one, (OfEdges, _Product)) for one in given):
             return None
@@ -473,7 +476,7 @@ class _OfMessage(Interpreter):
         return None
 
     def _rows_of(self, matrix: _OfEnds) -> Value:
-        """The rows whose look-up gives ``matrix``, of one end."""
+        """Return the rows at one end whose look-up gives ``matrix``."""
         parts = [self._sum_of(terms) for _, terms in matrix.blocks]
         return self._assembly.matrix(self._where, parts) if len(parts) > 1 else parts[0]
 
@@ -484,7 +487,7 @@ class _OfMessage(Interpreter):
         return self._assembly.sum([(term.factor, term.of) for term in terms])
 
     def _call_of_edges(self, node: fx.Node) -> OfEdges:
-        """A call that is made of edges, with what it is given."""
+        """Return a call that is made on edges, with its arguments."""
 
         def given(one: fx.Node) -> Any:
             found = self.known[one]
@@ -499,7 +502,7 @@ class _OfMessage(Interpreter):
         return self._steps[node]
 
     def _edges_of(self, found: Any) -> Any:
-        """The call that looks up rows of both ends, where ``found`` is made of these."""
+        """Return the call that looks up rows of both ends, if ``found`` is made of these."""
         if isinstance(found, _Product):
             return self._call_of_edges(found.node)
         if not isinstance(found, _OfEnds):
@@ -526,7 +529,7 @@ class _OfMessage(Interpreter):
         return total
 
     def _carried(self, of: Any) -> Any:
-        """What edges themselves bring."""
+        """Return data of the edges themselves."""
         if not isinstance(of, _MappedEdges):
             return of
         name = next(name for name, one in self.whole.named_parameters() if one is of.weight)
@@ -534,7 +537,7 @@ class _OfMessage(Interpreter):
         return self.step("call_function", F.linear, (of.of, weight))
 
     def _looked_up(self, rows: Value, end: int) -> OfEdges:
-        """Rows at one end of the edges."""
+        """Return rows at one end of the edges."""
         if (rows, end) not in self._steps:
             at = int(end == _TARGET) if self._conv.flow == "source_to_target" else int(end == _SOURCE)
             if end not in self._steps:
@@ -557,7 +560,7 @@ def _times(matrix: _OfEnds, factor: float) -> _OfEnds:
 
 
 def _added(first: _OfEnds, second: _OfEnds) -> _OfEnds:
-    """The sum of both, each of whose terms is of something else."""
+    """Return the sum of two lists of terms, merged by what they are of."""
     blocks = list[tuple[int, tuple[_Term, ...]]]()
     for (columns, terms), (_, others) in zip(first.blocks, second.blocks, strict=True):
         factors = dict[tuple[int, Any], float]()
@@ -568,6 +571,6 @@ def _added(first: _OfEnds, second: _OfEnds) -> _OfEnds:
 
 
 def _of_columns(weight: Tensor, taken: Sequence[tuple[float, slice]]) -> Tensor:
-    """Some columns of a weight, each part times a factor, added up."""
+    """Return the sum of some columns of a weight, each part times a factor."""
     parts = [weight[:, place] if factor == 1 else weight[:, place] * factor for factor, place in taken]
     return sum(parts[1:], parts[0])

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A ``propagate`` whose messages are made of the sources' rows alone, be they times a number of every edge: a sum, or
-another known aggregation, of rows over neighbours, as of a convolution with a formula.
+"""Layers whose messages are made of the sources' rows alone, perhaps times one number for every edge: a sum, or another
+known aggregation, of rows over neighbours, like a convolution with a formula.
 
-Most layers that people write are such. What ``message`` makes of x_j is the same for all edges from a node, so it is
-computed once a row (PyG computes it once an edge), and edges move columns of it and nothing else. The number may be the
-edge's weight, what ``gcn_norm`` makes, or a product of numbers of the rows at its ends, as where degrees are looked at:
-Σ_j a_i b_j x_j = a_i Σ_j (b_j x_j). With any other, computed of edges as it is, the sum runs by the general path.
+Most layers that people write are of this kind. What ``message`` computes from x_j is the same for all edges from a
+node, so it is computed once a row (PyG computes it once an edge), and edges only move its columns. The number may be
+the edge's weight, the result of ``gcn_norm``, or a product of numbers of the rows at its ends, such as degrees: Σ_j a_i
+b_j x_j = a_i Σ_j (b_j x_j). With any other number the sum runs by the general path.
 """
 
 import inspect
@@ -36,8 +36,9 @@ from ooc.model.lowering.whole import Called, with_arguments
 from ooc.plan.workload import EdgeData
 
 _BY_ROWS = (Dense, ExponentialLinear, Linear, Projection, Rectified, Rowwise, Sigmoidal, Sum)
-"""Values whose rows come of the same rows of their inputs and of parameters, with nothing drawn: so what they are of an
-edge's source they are of the source. Norms are none of them: over edges their statistics are others."""
+"""Values whose rows depend only on the same rows of their inputs and on parameters, without random numbers, so that
+they may be computed for sources instead of edges. Norms are not among them: their statistics over edges would be
+different."""
 PLAIN = (bool, int, float, str)
 _AS_A_COLUMN: dict[Any, list[Any]] = {
     "view": [(-1, 1)],
@@ -46,7 +47,7 @@ _AS_A_COLUMN: dict[Any, list[Any]] = {
     torch.unsqueeze: [(-1,), (1,)],
     operator.getitem: [((slice(None), None),)],
 }
-"""What makes [E, 1] of edges' weights [E], with its arguments."""
+"""Calls that turn edge weights [E] into [E, 1], with their arguments."""
 _VECTOR, _COLUMN = object(), object()
 """Stand for a factor of every edge, as [E] and as [E, 1]."""
 _WEIGHTED = (Scaling.WEIGHTED_GCN, Scaling.WEIGHTED_GCN_IMPROVED, Scaling.WEIGHTED_GCN_NO_LOOPS)
@@ -54,7 +55,7 @@ MULTIPLY = (operator.mul, torch.mul, torch.multiply, "mul", "multiply")
 
 
 def takes_rows_alone(conv: Any) -> bool:
-    """Whether its ``propagate`` may be such a sum, as far as its functions' arguments tell."""
+    """Whether a layer's ``propagate`` may be such a sum, judging by the arguments of its functions."""
     if not propagates_as_pyg(conv):
         return False
     names = names_of(conv, "message")
@@ -64,8 +65,8 @@ def takes_rows_alone(conv: Any) -> bool:
 
 
 def propagates_as_pyg(conv: nn.Module) -> bool:
-    """Whether its ``propagate`` and what it calls are PyG's, but for ``message`` and ``update``. PyG makes a
-    ``propagate`` for a class that has none, in a module that it calls by the class."""
+    """Whether a layer's ``propagate`` and what it calls are PyG's, except ``message`` and ``update``. PyG makes a
+    ``propagate`` for a class without one, in a module named after the class."""
     kind: Any = type(conv)
     if (
         not isinstance(conv, MessagePassing)
@@ -85,14 +86,14 @@ def propagates_as_pyg(conv: nn.Module) -> bool:
 
 
 def names_of(conv: MessagePassing, function: str) -> list[str]:
-    """What one of its functions, ``message`` or ``update``, is given by name."""
+    """Return the argument names of one of the layer's functions, ``message`` or ``update``."""
     return list(conv.inspector.get_param_names(function))
 
 
 @dataclass(frozen=True)
 class _Edges:
-    """Edges that ``propagate`` may be given: those of a ``graph``, ``index`` standing for them in the trace; ``loops``:
-    and one from every node to itself besides; ``scaling``: weighted by ``gcn_norm``, of which ``norm`` is the call."""
+    """Edges that ``propagate`` may be given: those of a ``graph``, for which ``index`` stands in the trace; with
+    ``loops``, plus one from every node to itself; with ``scaling``, weighted by the ``gcn_norm`` call ``norm``."""
 
     graph: Graph
     index: Any
@@ -102,12 +103,13 @@ class _Edges:
 
     @property
     def weights(self) -> EdgeInput:
-        """Those of the graph's edges."""
+        """The weights of the graph's edges."""
         return EdgeInput(EdgeData.WEIGHT, self.graph.relation)
 
 
 def lower_sum(conv: Any, where: str, last: OfEdges, assembly: Assembly) -> Value:
-    """What ``last``, a call of its ``propagate``, gives for every row. ModelError where that is no such sum."""
+    """Return what ``last``, a call of the layer's ``propagate``, gives for every row. Raises ModelError if it is no
+    such sum."""
     (_, index, *sizes), given = last.args, dict(last.kwargs)
     sizes.append(given.pop("size", None))
     edges = _edges_of(conv, index, assembly.setting.dtype)
@@ -156,8 +158,8 @@ def lower_sum(conv: Any, where: str, last: OfEdges, assembly: Assembly) -> Value
 
 
 def lower_degree(where: str, last: OfEdges, assembly: Assembly, like: Mapping[str, Value]) -> Value:
-    """How many edges every row has at one end, which ``last``, a call of PyG's ``degree``, asks. ModelError where that
-    are not the graph's own, and loops. ``like``: any rows of these nodes, by type."""
+    """Return every row's degree at one end of edges, for which ``last`` calls PyG's ``degree``. Raises ModelError
+    unless these are the graph's own edges, perhaps with self-loops. ``like``: any rows of these nodes, by type."""
     bound = inspect.signature(degree).bind(*last.args, **last.kwargs)
     dtype = bound.arguments.get("dtype") or torch.get_default_dtype()
     edges, end = _end_of(bound.arguments["index"])
@@ -171,7 +173,7 @@ def lower_degree(where: str, last: OfEdges, assembly: Assembly, like: Mapping[st
 
 
 def degree_of(call: Call, graph: Graph, like: Mapping[str, Value]) -> Value:
-    """How many edges of ``graph``, which ``call`` is given, rows have, [R, 1]. ``like``: any rows, by type of nodes."""
+    """Return the degrees of rows in ``graph``, which ``call`` is given, [R, 1]. ``like``: any rows, by node type."""
     assembly = call.assembly
     if graph not in assembly.degrees:
         source, _ = ends_of_edges(graph.relation, flipped=graph.flipped)
@@ -180,7 +182,7 @@ def degree_of(call: Call, graph: Graph, like: Mapping[str, Value]) -> Value:
 
 
 def scaled(assembly: Assembly, where: str, rows: Value, factors: Sequence[Value]) -> Value:
-    """Rows times a number of each, and another one."""
+    """Return rows times a number of each row, and another factor."""
     for own in factors:
         rows = assembly.rowwise(where, lambda x, one: x * one[:, None], [rows, own])
     return rows
@@ -194,8 +196,8 @@ def _are_weights(one: Any, edges: _Edges) -> bool:
 
 
 def _edges_of(conv: Any, index: Any, dtype: torch.dtype) -> _Edges | None:
-    """Those that ``index`` stands for: the graph's, with PyG's ``add_self_loops``, or as PyG's ``gcn_norm`` makes them
-    for ``conv``; None for any others."""
+    """Return the edges that ``index`` stands for: the graph's, those with PyG's ``add_self_loops``, or those of PyG's
+    ``gcn_norm`` for ``conv``; None for any others."""
     if isinstance(index, Graph):
         return _Edges(index, index)
     if not isinstance(index, OfEdges) or index.target is not operator.getitem or index.args[1] != 0:
@@ -219,7 +221,7 @@ def _edges_of(conv: Any, index: Any, dtype: torch.dtype) -> _Edges | None:
 
 
 def _factors(where: str, one: Any, edges: _Edges) -> list[tuple[Value, int]]:
-    """Numbers of rows, and of which end of an edge each is, whose product ``one`` is for every edge."""
+    """Return numbers of rows, each with its end of the edges, whose product is ``one`` for every edge."""
     if isinstance(one, OfEdges) and one.target in MULTIPLY and len(one.args) == 2:
         return [found for part in one.args for found in _factors(where, part, edges)]
     rows, at = one.args if isinstance(one, OfEdges) and one.target is operator.getitem else (None, None)
@@ -230,16 +232,16 @@ def _factors(where: str, one: Any, edges: _Edges) -> list[tuple[Value, int]]:
 
 
 def _end_of(index: Any) -> tuple[Any, int]:
-    """The edges of which ``index`` is one end, and which; None for anything else."""
+    """Return the edges of which ``index`` is one end, and the end; None for anything else."""
     if isinstance(index, OfEdges) and index.target is operator.getitem and index.args[1] in (0, 1):
         return index.args
     return None, 0
 
 
 def of_end(conv: Any, given: Mapping[str, Any], name: str) -> tuple[Any, int | None]:
-    """What ``message`` is given by this name, of rows those at one end of the edges; and which: 0 the one that messages
-    come from, 1 the other one, None for what is of neither. Of a pair the former are the first, whichever way messages
-    go, but where PyG has made no ``propagate`` for the class."""
+    """Return the argument of ``message`` with this name, and the end of the edges it belongs to: 0 for where messages
+    come from, 1 for the other, None for neither. The first of a pair is for sources, whichever way messages go, unless
+    PyG has made no ``propagate`` for the class."""
     if not name.endswith(("_j", "_i")):
         return given.get(name, inspect.signature(conv.message).parameters[name].default), None
     one, end = given.get(name[:-2]), int(name.endswith("_i"))
@@ -249,7 +251,7 @@ def of_end(conv: Any, given: Mapping[str, Any], name: str) -> tuple[Any, int | N
 
 
 def check_by_rows(where: str, found: Value, known: Collection[Any]) -> None:
-    """ModelError unless rows come of the same rows of ``known`` and nothing else."""
+    """Raise ModelError unless the rows depend only on the same rows of ``known``."""
     waiting = [found]
     while waiting:
         one = waiting.pop()
@@ -261,7 +263,7 @@ def check_by_rows(where: str, found: Value, known: Collection[Any]) -> None:
 
 
 class OfUpdate(nn.Module):
-    """Calls ``update`` with what is summed."""
+    """A module that calls ``update`` with the sums."""
 
     def __init__(self, conv: Any) -> None:
         super().__init__()
@@ -281,8 +283,8 @@ def calls_of_message(
     *,
     rows: int | None = None,
 ) -> tuple[nn.Module, Calls]:
-    """What ``message`` calls, given rows of these ``tails`` by ``names``, of which the first ``rows`` have gradients;
-    and a module that holds ``conv`` and calls it."""
+    """Return the calls of ``message``, given rows of these ``tails`` by ``names``, of which the first ``rows`` have
+    gradients; and a module that holds ``conv`` and calls it."""
     key = conv, "message", conv.training, str((tails, names, plain, rows))
     options: dict[str, Any] = {"fewest": (min(setting.fewest),) * 2, "opened": None if rows is None else conv}
     options["rows"] = len(tails) if rows is None else rows
@@ -301,7 +303,8 @@ def calls_of_message(
 
 
 class _OfMessage(Interpreter):
-    """Runs ``message`` on sources' rows: ``rows`` are what it gives, ``weighs``: times the edges' weights."""
+    """Runs ``message`` on sources' rows: ``rows`` are its result; ``weighs``: whether these are multiplied by the
+    edges' weights."""
 
     def __init__(
         self,
