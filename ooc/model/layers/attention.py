@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyG's attentions as values.
+"""PyG's attention layers as values.
 
-What an edge needs of its source is one matrix, what it needs of its target another, each made of x row by row, mostly
-by one dense product:
+What an edge needs of its source is one matrix, what it needs of its target another; each is made of x row by row,
+mostly by one dense product:
 
     GATConv            z, a_src = z · att_src of every head      a_dst = z · att_dst
     GATv2Conv          lin_l(x)                                  lin_r(x)
@@ -14,8 +14,8 @@ by one dense product:
 A wide head of GATConv is cut into slices of its channels, each with the head's scores beside it, so that it need not be
 pulled whole.
 
-Features of edges add to that one linear map of theirs: GATConv's to the score, as ``lin_edge`` and ``att_edge`` make it
-together, GATv2Conv's before the score, TransformerConv's to key and value.
+Features of edges add to that one linear map of theirs: GATConv's to the score (``lin_edge`` and ``att_edge`` together),
+GATv2Conv's before the score, TransformerConv's to key and value.
 
 Shapes: I columns of x, H heads of C channels.
 """
@@ -44,26 +44,28 @@ from ooc.model.lowering.values import Ones, RowFunction, Value
 from ooc.plan.workload import EdgeData
 
 _SLICE_NBYTES = 16e9
-"""What a slab of one slice is to take at most, if that can be: so much of a GPU of 24 GB, beside what it works in."""
+"""The most bytes of a slab of one slice, if possible: this much of a GPU of 24 GB, beside the memory it works in."""
 _WIDEST_SLICE = 32
-"""Channels. Two of these took the CPU's pulls 1.02 to 1.05 times as long as a head of 64; on a GPU nothing was
-measured. Narrower ones have more scalars for as many channels."""
+"""Channels of the widest slice. Two of these took the CPU's pulls 1.02 to 1.05 times as long as a head of 64; on a GPU
+nothing was measured. Narrower slices have more scalars for as many channels."""
 _NARROWEST_SLICE = 16
-"""Channels, where those would take more. Rows of narrower ones would be fetched in parts of cache lines."""
+"""Channels of the narrowest slice, for graphs where wider ones take too much. Rows of even narrower ones would be
+fetched in parts of cache lines."""
 
 GATED_TOGETHER = 8
-"""Columns of a group of gated sums, where that divides them: as narrow as a slab may be, and no slower than 64."""
+"""Columns of a group of gated sums, if that divides them: as narrow as a slab may be, and no slower than 64."""
 _SUMS = ("add", "sum")
 _NOTHING_KEPT = "return_attention_weights is not supported: nothing is kept for an edge"
 _CERTAIN = 50.0
-"""A score whose tanh is 1, whatever is added from 0 on, so that signed coefficients count."""
+"""A score whose tanh is 1 whatever is added from 0 on, for signed coefficients."""
 _WHOLE_NBYTES = 256e6
-"""What keys and values of a whole head may take, where the layer can be run without. The same whatever the budgets."""
+"""The most bytes for keys and values of a whole head if the layer can run without them. It does not depend on
+budgets."""
 
 
 def slices_of_head(channels: int, *, nodes: int, itemsize: int) -> int:
-    """Into how many slices a head of ``channels`` channels is cut: as few as are narrow enough for a graph of so many
-    nodes, or fewer, up to half as wide again, if those would not be even. The same whatever the budgets, since sums
+    """Return into how many slices a head of ``channels`` channels is cut: as few as are narrow enough for a graph of
+    this many nodes, or fewer that are even and at most half as wide again. It does not depend on budgets, since sums
     over slices round as slices are cut."""
     fits = nodes * (_WIDEST_SLICE + TARGET_SCALARS) * itemsize <= _SLICE_NBYTES
     widest = _WIDEST_SLICE if fits else _NARROWEST_SLICE
@@ -73,7 +75,8 @@ def slices_of_head(channels: int, *, nodes: int, itemsize: int) -> int:
 
 
 def in_slices(call: Call, source: Value, options: AttentionOptions) -> AttentionOptions:
-    """With heads of rows like ``source`` cut into slices, as many channels to each, of which the last may lack some."""
+    """Return options with heads of rows like ``source`` cut into slices of equal width; the last slice may be
+    padded."""
     nodes, itemsize = call.assembly.num_rows(source), call.assembly.setting.dtype.itemsize
     slices = slices_of_head(options.channels, nodes=nodes, itemsize=itemsize)
     return replace(options, slices=slices, channels=slices * math.ceil(options.channels / slices))
@@ -82,7 +85,7 @@ def in_slices(call: Call, source: Value, options: AttentionOptions) -> Attention
 def attended_in_slices(
     call: Call, source: Value, target: Value, options: AttentionOptions, channels: int, negative_slope: float | None
 ) -> Value:
-    """What targets get of their heads' slices: ``channels`` of each head, without what fills up the last slice."""
+    """Return the result of attention in slices: ``channels`` of each head, without the padding of the last slice."""
     attended = call.per_edge(partial(GatAttention, options=options, negative_slope=negative_slope), source, target)
     if options.channels == channels:
         return attended
@@ -94,7 +97,7 @@ def attended_in_slices(
 
 
 def lower_gat(conv: Any, call: Call) -> Value:
-    """GATConv."""
+    """Lower GATConv."""
     options = _options(conv, call)
     apart = conv.lin is None
     if apart and call.relation is None:
@@ -125,8 +128,8 @@ def lower_gat(conv: Any, call: Call) -> Value:
 def scored(
     call: Call, x: Value, linear: Any, att: nn.Parameter, options: AttentionOptions, *, alone: bool = False
 ) -> Value:
-    """A linear map of x with each head's score by ``att`` [1, H, C] behind each of its slices, the last filled up with
-    zeros; ``alone``: the scores."""
+    """Return a linear map of x, with each head's score by ``att`` [1, H, C] after each of its slices and the last slice
+    padded with zeros; ``alone``: only the scores."""
     call.needs(is_linear(linear))
     _, heads, channels = att.shape
     weight, bias, slices = linear.weight, linear.bias, options.slices
@@ -149,7 +152,7 @@ def scored(
 
 
 def lower_gatv2(conv: Any, call: Call) -> Value:
-    """GATv2Conv."""
+    """Lower GATv2Conv."""
     options = _options(conv, call)
     x_source, x_target = call.ends("x")
     source = call.assembly.projection(x_source, *of_linear(call, conv.lin_l))
@@ -171,7 +174,7 @@ def lower_gatv2(conv: Any, call: Call) -> Value:
 
 
 def lower_transformer(conv: Any, call: Call) -> Value:
-    """TransformerConv."""
+    """Lower TransformerConv."""
     options = _options(conv, call)
     key, value = conv.lin_key, conv.lin_value
     call.needs(all(map(is_linear, (key, value))) and (conv.lin_beta is None or is_linear(conv.lin_beta)))
@@ -210,7 +213,7 @@ def lower_transformer(conv: Any, call: Call) -> Value:
 
 
 def lower_agnn(conv: Any, call: Call) -> Value:
-    """AGNNConv: by the cosine of two rows, times β. Keys and values are pulled whole."""
+    """Lower AGNNConv, attention by the cosine of two rows, times β. Keys and values are pulled whole."""
     x, beta = call.matrix("x"), conv.beta
     call.needs(conv.aggr in _SUMS)
     _check_fits_whole(call, x)
@@ -231,14 +234,15 @@ def lower_agnn(conv: Any, call: Call) -> Value:
 
 
 def _check_fits_whole(call: Call, x: Value) -> None:
-    """NoFormulaError where keys and values as wide as ``x`` would take much, and the layer can be run without."""
+    """Raise NoFormulaError if keys and values as wide as ``x`` would take much memory, and the layer can run without
+    them."""
     setting = call.assembly.setting
     fits = 2 * setting.num_nodes * x.columns * setting.dtype.itemsize <= _WHOLE_NBYTES
     call.needs(fits or setting.types is not None)
 
 
 def lower_fa(conv: Any, call: Call) -> Value:
-    """FAConv, normalised: of d, how many in-neighbours a row has, itself among them where the convolution says so."""
+    """Lower FAConv with normalisation by d, a row's in-degree, counting itself if the convolution says so."""
     linear = all(map(is_linear, (conv.att_l, conv.att_r)))
     call.needs(conv.aggr in _SUMS and bool(conv.normalize) and linear and call.assembly.setting.on_cpu)
     call.needs(call.relation is None)
@@ -267,7 +271,7 @@ def lower_fa(conv: Any, call: Call) -> Value:
 
 
 def inverse_root(degree_R1: Tensor) -> Tensor:
-    """d^-1/2; 0 where there are no edges."""
+    """Return d^-1/2, and 0 for a row without edges."""
     return degree_R1.pow(-0.5).masked_fill(degree_R1 == 0, 0.0)
 
 
@@ -280,8 +284,8 @@ def attended_by_scores(
     options: AttentionOptions,
     negative_slope: float | None,
 ) -> Value:
-    """What ``message`` makes of ``inputs`` at sources, by coefficients of scores [R, 1] at both ends; cut into slices
-    as a head of GATConv is."""
+    """Return the sum of the messages of ``inputs`` at sources, with coefficients by scores [R, 1] at both ends; it is
+    cut into slices like a head of GATConv."""
     assembly, columns, cut = call.assembly, options.channels, in_slices(call, of_source, options)
 
     def side_by_side(score_R1: Tensor, *inputs: Tensor) -> Tensor:
@@ -295,8 +299,8 @@ def attended_by_scores(
 
 
 def lower_attentional(aggregation: Any, call: Call, x: Value) -> Value:
-    """AttentionalAggregation: a softmax over in-edges of what a network makes of the rows there; of networks that are
-    known to work row by row, with one score a row."""
+    """Lower AttentionalAggregation: a softmax over in-edges of a network's score of the rows there. The networks must
+    be known to work row by row, with one score a row."""
     scoring = [part for part in getattr(aggregation.gate_nn, "modules", list)() if type(part) in LINEAR]
     call.needs(all(map(works_by_rows, aggregation.children())))
     call.needs(bool(scoring) and scoring[-1].weight.shape[0] == 1)
@@ -307,14 +311,14 @@ def lower_attentional(aggregation: Any, call: Call, x: Value) -> Value:
 
 
 def works_by_rows(network: nn.Module) -> bool:
-    """Whether it is made of what is known to work row by row, so that it may be given each neighbour's row once."""
+    """Whether a module is made of parts known to work row by row, so that each neighbour's row may be passed once."""
     known = (nn.Sequential, *LINEAR, *ROWWISE_MODULES)
     return all(type(part) in known and not replaced_functions(part) for part in network.modules())
 
 
 def lower_set2set(aggregation: Any, call: Call, x: Value) -> Value:
-    """Set2Set: attention by dot products, of a query that an LSTM makes of what has been found before; of at least a
-    step, and an LSTM of which nothing but the layers is other than usual."""
+    """Lower Set2Set: attention by dot products, with a query that an LSTM makes of previous results. It needs at least
+    one step, and an LSTM with usual options except for its layers."""
     assembly, columns, lstm = call.assembly, x.columns, aggregation.lstm
     call.needs(type(lstm) is nn.LSTM and aggregation.processing_steps > 0 and not replaced_functions(lstm))
     call.needs(not (lstm.bidirectional or lstm.proj_size or lstm.batch_first or lstm.dropout))
@@ -324,7 +328,7 @@ def lower_set2set(aggregation: Any, call: Call, x: Value) -> Value:
     query = slice((lstm.num_layers - 1) * columns, lstm.num_layers * columns)
 
     def state(*before: Tensor) -> Tensor:
-        """What the LSTM's layers give, the last of them the query, and remember: [R, 2 · layers · C]."""
+        """Return the state of the LSTM's layers, the last of which gives the query: [R, 2 · layers · C]."""
         rows = len(before[0])
         if len(before) == 1:
             query_star, memory = before[0].new_zeros(rows, 2 * columns), before[0].new_zeros(rows, 2 * query.stop)
@@ -343,8 +347,8 @@ def lower_set2set(aggregation: Any, call: Call, x: Value) -> Value:
 
 
 def lower_res_gated(conv: Any, call: Call) -> Value:
-    """ResGatedGraphConv. Its maps take the features of edges behind those of rows: they add to the gate what key and
-    query make of them, and to the value."""
+    """Lower ResGatedGraphConv. Its maps take the features of edges after those of rows: key and query add to the gate,
+    and value to the value."""
     linear = all(map(is_linear, (conv.lin_key, conv.lin_query, conv.lin_value)))
     call.needs(conv.aggr in _SUMS and linear and type(conv.act) is nn.Sigmoid and call.assembly.setting.on_cpu)
     x_source, x_target = call.ends("x")
@@ -389,12 +393,12 @@ def _options(conv: Any, call: Call) -> AttentionOptions:
 
 
 def takes_features(conv: Any, call: Call) -> bool:
-    """Whether the convolution has a part for edges' features and is given them."""
+    """Whether the convolution has a part for edge features and is given them."""
     return conv.lin_edge is not None and call.takes("edge_attr", EdgeData.FEATURES)
 
 
 def edge_term(call: Call, weights: Weights, parameters: tuple[nn.Parameter, ...], *, columns: int) -> EdgeTerm:
-    """What a linear map of the edges' features adds, ``columns`` numbers a group."""
+    """Return the term that a linear map of edge features adds, ``columns`` numbers a group."""
     features = call.num_edge_features
     if parameters[0].shape[1] != features:
         raise call.refuse(f"it takes {parameters[0].shape[1]} features of edges, the store has {features}")
@@ -402,7 +406,7 @@ def edge_term(call: Call, weights: Weights, parameters: tuple[nn.Parameter, ...]
 
 
 def _with_loops(term: EdgeTerm, conv: Any, call: Call) -> EdgeTerm:
-    """``term`` with what the convolution's ``fill_value`` makes of added self-loops, if it adds any."""
+    """Return ``term`` with the features of added self-loops by the convolution's ``fill_value``, if it adds any."""
     fill = conv.fill_value
     if not conv.add_self_loops:
         return term
@@ -414,26 +418,26 @@ def _with_loops(term: EdgeTerm, conv: Any, call: Call) -> EdgeTerm:
 
 
 def _interleaved(channels: int, *parts: Tensor) -> Tensor:
-    """Weights or biases of several maps, so many channels of each in turn."""
+    """Return weights or biases of several maps interleaved, this many channels of each in turn."""
     return torch.stack([part.view(-1, channels, *part.shape[1:]) for part in parts], dim=1).flatten(0, 2)
 
 
 def of_linear(call: Call, linear: Any) -> tuple[Weights, tuple[nn.Parameter, ...]]:
-    """A linear layer as it is; NoFormulaError for what is none."""
+    """Return a linear layer. Raises NoFormulaError if it is something else."""
     call.needs(is_linear(linear))
     weight, bias = linear.weight, linear.bias
     return lambda: (weight, bias), (weight,) if bias is None else (weight, bias)
 
 
 def _plain_weight(call: Call, linear: Any) -> nn.Parameter:
-    """That of a linear layer without a bias; NoFormulaError for what is none."""
+    """Return the weight of a linear layer without a bias. Raises NoFormulaError if it is something else."""
     call.needs(is_linear(linear) and linear.bias is None)
     weight: nn.Parameter = linear.weight
     return weight
 
 
 def heads_of(conv: Any, call: Call, attended: Value) -> Value:
-    """Heads side by side, or their mean."""
+    """Return heads side by side, or their mean."""
     if conv.concat:
         return attended
     heads, channels = conv.heads, conv.out_channels

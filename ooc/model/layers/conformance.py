@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A conformance probe: whether an opaque layer may be run tile by tile: tried on a small graph, in double precision.
+"""The conformance probe: try on a small graph, in double precision, whether an opaque layer may be run tile by tile.
 
 What such a layer gives for a row must depend on the row, its in-neighbours and the edges between them, and on nothing
-else: not on degrees of sources, on the number of nodes, on statistics over them, on other tiles, on chance. Nobody can
-tell that by looking at its code. So it is run on a graph as a whole and once more tile by tile, each tile with its
-in-neighbours alone, as training is going to run it, and both have to give the same values and, where it trains, the
-same gradients: with the parameters that it has and with others, since one that is 0 may hide what it multiplies; on a
-larger graph, too, with nodes of many edges and a row of large values, since a layer may go another way by these; and
-half of the tiles by a copy that has not been run before, since it may keep what it finds first.
+else: not on degrees of sources, the number of nodes, statistics over nodes, other tiles, or chance. Its code cannot
+tell that. So the layer is run on a graph as a whole and again tile by tile, each tile with its in-neighbours alone, as
+training will run it. Both must give the same values and, if it trains, the same gradients. This is repeated with other
+parameters, since one that is 0 may hide what it multiplies; on a larger graph with nodes of many edges and a row of
+large values, since a layer may branch on these; and half of the tiles use a copy that has not run before, since it may
+keep what it finds first.
 """
 
 import copy
@@ -43,35 +43,37 @@ from ooc.plan.workload import EdgeData
 
 _NODES, _TILE, _EDGES = 23, 5, 70
 _WITHOUT_EDGES = range(15, 20)
-"""A tile of rows that have no in-edges, and are others' in-neighbours."""
+"""A tile of rows that have no in-edges but are in-neighbours of others."""
 _LOOPS, _REPEATS = 3, 4
 _FEWER = 0.8
-"""Of nodes of another type, as many times the rows."""
+"""With two node types, the number of nodes of the other type, relative to the rows."""
 _MANY_NODES, _HIGH_TILE, _MANY_EDGES = 160, 40, 640
-"""Of the larger graph: as many as the memory that a layer takes is found on, in numbers of half the size."""
+"""The larger graph's nodes, tile height and edges: as large as the one on which memory is measured, in half the number
+size."""
 _HUB_EDGES, _OUTLIER = 80, 100.0
-"""Of a node there, in and out, and how much larger the values are of the last one, which is nobody's in-neighbour."""
+"""The in-edges and out-edges of a hub there, and how much larger the values of the last node are, which is nobody's
+in-neighbour."""
 _PIECE, _OF_ROWS = 2, 4
-"""Edges of a piece, and every how manieth row is tried in pieces."""
+"""The edges of a piece, and the step between rows that are tried in pieces."""
 _TOLERANCE = 1e-9
 _TOLERANCE_OF_LARGE = 1e-6
-"""Of a graph with large values, which scores and their exponentials round more."""
+"""The tolerance on a graph with large values, for which scores and their exponentials round more."""
 _PERTURBATION = 0.1
 
 _MARGIN = 1.25
-"""For what operators need for themselves: a copy of an index, partial sums."""
+"""A margin for the temporaries of operators: a copy of an index, partial sums."""
 _FEW_NODES, _MORE_NODES = 64, 320
 _FEW_EDGES, _MORE_EDGES = 256, 1280
 _SKEWED = 1.5
-"""How much more memory a layer may take where one row has all the edges."""
+"""How much more memory a layer may take if one row has all the edges."""
 _GROWN, _DOUBLED = 1.2 * _MORE_NODES / _FEW_NODES, 1.2 * 2
-"""How much more it may take of so many more nodes and edges both, and of twice as many edges of one row."""
+"""How much more memory it may take for this many more nodes and edges, and for twice as many edges of one row."""
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operators that code of the user's runs, views included, multiply-adds of its dense products, and the
-    most bytes alive at once of storages that they have made; ``known`` ones do not count. What an operator needs for
-    itself while it runs is not seen."""
+    """Counts the operators that a user's code runs, views included, the multiply-adds of its dense products, and the
+    peak bytes of storages that they create; ``known`` storages do not count. Temporaries within an operator are not
+    seen."""
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -86,7 +88,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def of(cls, run: Callable[[], object], known: Iterable[Tensor] = ()) -> "Watch":
-        """What was seen of ``run``."""
+        """Return what was counted during ``run``."""
         watch = cls(known)
         with watch:
             run()
@@ -120,15 +122,16 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What trying a layer has told: the ``tail`` of its output, row by row; which ``parameters`` have a part in it, by
-    their places among those that require gradients; the bytes that a run takes for every edge and every node, for every
-    place of those that it has in each row for as many edges as any row has, 0 if it has none, and for an edge of a row
-    in pieces, with the node that it brings; the multiply-adds
-    of an edge and a node together, gradients included if it was recorded, and of how many operators it is forward and,
-    with the gradient, backward; ``tells_modes``: whether it computes something else in training than in evaluation;
-    ``dropped``: what it drops entries from; ``calls``: what it adds up over the edges of a row, if these may come in
-    pieces, nothing otherwise; ``itemsize``: bytes of a number; ``pairs``: whether it takes rows in pairs (``Layer``);
-    ``together``: what keeps those edges from coming in pieces, as far as that is known; ``looks_up`` (``Layer``)."""
+    """The result of trying a layer.
+
+    ``tail``: the shape of an output row. ``parameters``: which of those that require gradients take part. Bytes of a
+    run: for every edge and node, for every place of padded rows (0: none), and for an edge of a row in pieces, with the
+    node it brings. ``multiplies``: multiply-adds of an edge and a node together, including gradients if recorded; and
+    the operators forward, and backward with the gradient. ``tells_modes``: it computes something else in training than
+    in evaluation. ``dropped``: what it drops entries from. ``calls``: what it adds up over a row's edges, if these may
+    come in pieces. ``itemsize``: bytes of a number. ``pairs``, ``looks_up``: as in ``Layer``. ``together``: the known
+    reason why edges may not come in pieces.
+    """
 
     tail: tuple[int, ...]
     parameters: tuple[int, ...]
@@ -148,7 +151,7 @@ class ProbeResult:
     looks_up: bool
 
     def of(self, module: nn.Module) -> tuple[nn.Parameter, ...]:
-        """Those ``parameters`` of a layer that is made like the one that was tried."""
+        """Return the participating ``parameters`` of a layer made like the one that was tried."""
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         return tuple(parameters[i] for i in self.parameters)
 
@@ -165,11 +168,14 @@ def probe_layer(
     in_pairs: bool = True,
     in_training: ProbeResult | None = None,
 ) -> ProbeResult:
-    """Try ``module``, a copy of the layer in one of its modes; ModelError names what keeps it from being run tile by
-    tile. ``record``: it is to be differentiated; ``on_cpu``: it is to run there;
-    ``in_pieces``: some row has so many edges that they should come in pieces; ``in_pairs``: it may be given rows in
-    pairs, if it takes them, and then runs so; ``in_training``: what trying it in training has told, where it gives the
-    same in either mode: then it is tried whether it keeps something, on the larger graph, and for what it takes."""
+    """Try ``module``, a copy of the layer in one of its modes. Raises ModelError naming what prevents running it tile
+    by tile.
+
+    ``record``: it will be differentiated; ``on_cpu``: it will run there; ``in_pieces``: some row has so many edges that
+    they should come in pieces; ``in_pairs``: it may be given rows in pairs, if it accepts them, and will then run so.
+    ``in_training``: the result of trying it in training, if it gives the same in both modes; then only caching, the
+    larger graph and memory are tried.
+    """
     with torch.random.fork_rng(devices=[]):
         probe = _Probe(layer, module, edge_features, record=record)
         if in_training is not None:
@@ -232,8 +238,8 @@ def probe_layer(
 def check_sizes(
     layer: Layer, module: nn.Module, found: ProbeResult, nodes: Sequence[int], edges: int, **options: Any
 ) -> None:
-    """ModelError where a layer of which ``probe_layer`` has ``found`` this, with the same ``options``, goes another way
-    by how many ``nodes``, targets and sources, and ``edges`` the whole graph has."""
+    """Raise ModelError if a layer, for which ``probe_layer`` has ``found`` this with the same ``options``, branches on
+    how many ``nodes`` (targets and sources) and ``edges`` the whole graph has."""
     with torch.random.fork_rng(devices=[]):
         probe = _Probe(layer, module, options["edge_features"], record=options["record"])
         probe.layer = replace(layer, pairs=found.pairs, looks_up=found.looks_up)
@@ -246,9 +252,9 @@ def check_sizes(
 
 
 class _Probe:
-    """A layer's copy in double precision, and the graph that it is tried on: rows, all of the graph, and where the
-    in-edges of each row start. Where edges are between two types, sources come behind the rows. ``record``: it is to be
-    differentiated; else no gradients are compared."""
+    """A layer's copy in double precision, and the graph it is tried on: rows, the whole graph, and where each row's
+    in-edges start. With two node types, sources come after the rows. ``record``: it will be differentiated; otherwise
+    gradients are not compared."""
 
     def __init__(self, layer: Layer, module: nn.Module, edge_features: int, *, record: bool) -> None:
         self.layer, self.given = layer, module
@@ -270,8 +276,8 @@ class _Probe:
         self._choose_numbers()
 
     def _choose_numbers(self) -> None:
-        """Have rows, and what edges carry, be fractions if more of what it gives is finite then, as of logarithms and
-        roots: of what is NaN nothing is seen of what it depends on."""
+        """Make rows and edge data fractions if more of the results are finite then, as for logarithms and roots: NaN
+        does not tell what it depends on."""
 
         def finite_share() -> float:
             try:
@@ -292,12 +298,13 @@ class _Probe:
             self.x_NC, self.near, self.offsets_N1 = before
 
     def _finite(self, found_NX: Tensor) -> Tensor:
-        """Which numbers of rows that have in-edges are finite: others may be what an aggregation gives of nothing."""
+        """Return which numbers of rows with in-edges are finite; other rows may hold an aggregation's result for
+        nothing."""
         has_edges_N = self.offsets_N1.diff() > 0
         return found_NX[: len(has_edges_N)][has_edges_N[: len(found_NX)]].isfinite()
 
     def find_dropout(self) -> None:
-        """Find what the layer drops entries from; refused where that is neither of nodes nor of edges."""
+        """Find what the layer drops entries from; refuse anything but nodes and edges."""
         discovery = Discovery(self.near)
         self._whole(discovery)
         if discovery.other_shapes:
@@ -308,7 +315,7 @@ class _Probe:
         self.dropped = discovery.calls
 
     def _masked(self, near: Neighbourhood) -> AbstractContextManager[Any]:
-        """Masks for a run on ``near``, as good as any; in pairs, without any, calls of dropout are not watched."""
+        """Return a context with any masks for a run on ``near``; in pairs and without masks, dropout is not watched."""
         if self.layer.pairs and not self.dropped:
             return nullcontext()
         return InnerDropout(near, self.dropped, lambda call, p: EdgeDropout(p, 1, 1, call + 1), self.layer.where)
@@ -324,7 +331,8 @@ class _Probe:
             return self.layer.backward(module or self.module, x_SC, near, gradient_RO, self.parameters, trains=True)
 
     def check_whole(self) -> tuple[int, ...]:
-        """The shape of a row of what it gives; refused where that is no row a node, or another one every time."""
+        """Return the shape of a row of the result. Refuse a layer without one row a node, or with different rows each
+        time."""
         layer, x_NC = self.layer, self.x_NC
         from ooc.model.lowering.symbolic import Before  # here, so that what has no such layer does without PyG
 
@@ -356,8 +364,8 @@ class _Probe:
         return tuple(first.shape[1:])
 
     def looks_up(self, outputs: int) -> bool:
-        """Whether it gives the same, and so do its gradients, and takes less memory, where rows of edges' ends are left
-        where they are."""
+        """Whether results and gradients are the same, and memory is less, with stand-ins for the rows at edges'
+        ends."""
         generator = torch.Generator().manual_seed(1)
         gradient_NO = torch.randn(self.near.rows, outputs, generator=generator, dtype=self.x_NC.dtype)
         found = list[list[Tensor | None]]()
@@ -383,8 +391,8 @@ class _Probe:
         return is_same and taken[1] < taken[0]
 
     def check_own(self) -> None:
-        """Refused where it uses parts of the layer that it is a copy of, as a function does that is kept with them: it
-        would go by their mode, and their gradients would be lost."""
+        """Refuse a copy that uses parts of its original, as a stored function may: it would follow the original's mode,
+        and gradients would be lost."""
         layer, near = self.layer, self.near
         originals = [parameter for parameter in layer.module.parameters() if parameter.requires_grad]
         expected = self._forward(near, self.x_NC)
@@ -399,7 +407,7 @@ class _Probe:
             )
 
     def check_order(self) -> None:
-        """Refused where it matters in which order the edges into a node are given: a store has them in its own."""
+        """Refuse a layer that depends on the order of a node's edges, since a store has its own."""
         near = self.near
         order_E = torch.randperm(near.edge_index_2E.shape[1], generator=self.generator)
         order_E = order_E[near.edge_index_2E[1, order_E].argsort(stable=True)]
@@ -411,7 +419,7 @@ class _Probe:
             raise self.layer.refuse("what it gives depends on the order of edges, which a store does not keep")
 
     def check_tiles(self, height: int = _TILE) -> set[int]:
-        """Which parameters have no part in what it gives; refused where tile by tile it gives something else."""
+        """Return which parameters take no part in the result. Refuse a layer that gives something else tile by tile."""
         with self._failing("some rows with their in-neighbours, or without any"):
             agrees, unused = self._compared(height, self._run_tile, every=height, differentiated=self.record)
         if not agrees:
@@ -423,8 +431,8 @@ class _Probe:
         return unused
 
     def takes_pairs(self) -> set[int] | None:
-        """Which parameters have no part, if it gives the same for tiles where it is given the rows of all nodes and
-        those of targets apart; None if it does not."""
+        """Return which parameters take no part, if tiles give the same with separate rows for all nodes and for
+        targets; otherwise None."""
         layer = self.layer
         of_nodes = any(dropped.rows not in (DroppedRows.EDGES, DroppedRows.OTHER_EDGES) for dropped in self.dropped)
         if of_nodes or layer.codes or layer.sums_at_sources:
@@ -439,7 +447,7 @@ class _Probe:
             self.layer = layer
 
     def find_sums(self) -> tuple[CaughtSum, ...]:
-        """What it adds up over edges."""
+        """Return what it adds up over edges."""
 
         def run(finding: Finding) -> None:
             with self._masked(self.near), finding, torch.no_grad():
@@ -449,8 +457,8 @@ class _Probe:
         return levels_of(run, self.near)
 
     def may_be_split(self, calls: Sequence[CaughtSum], *, differentiated: bool) -> bool:
-        """Whether rows whose edges come in pieces get what they get as a whole, and so do all gradients where it is
-        ``differentiated``, which takes most of the time."""
+        """Whether rows get the same in pieces as whole, and so do all gradients if ``differentiated``, which takes most
+        of the time."""
 
         def run(tile: TileEdges, gradient_RO: Tensor) -> tuple[Tensor, Iterable[Part]]:
             if len(tile.indices_E) <= _PIECE:
@@ -471,8 +479,8 @@ class _Probe:
         every: int,
         differentiated: bool,
     ) -> tuple[bool, set[int]]:
-        """Whether rows, ``run`` so many at a time, the first of ``every``, get what they get as a whole, and so do all
-        gradients where it is ``differentiated``; and which parameters have none."""
+        """Whether rows get the same from ``run``, on the first of ``every`` rows, as from the whole graph, and so do
+        all gradients if ``differentiated``; and which parameters have no gradient."""
         values_NO = self._forward(self.near, self.x_NC)
         gradient_NO = torch.randn(values_NO.shape, generator=self.generator, dtype=values_NO.dtype)
         nodes = self.near.rows
@@ -497,7 +505,7 @@ class _Probe:
         return all(_same(*pair, self.tolerance) for pair in pairs), unused
 
     def _run_tile(self, tile: TileEdges, gradient_RO: Tensor) -> tuple[Tensor, Iterable[Part]]:
-        """By the copy that has run before, or, every other tile, by one that has not."""
+        """Run a tile by the copy that has run before, or, for every other tile, by a new one."""
         near = neighbourhood(tile, len(self.x_NC))
         x_SC = near.gather(self.x_NC)
         is_new = tile.start // tile.rows % 2 == 0
@@ -512,8 +520,8 @@ class _Probe:
 
     @torch.no_grad()
     def change(self) -> None:
-        """Other parameters, since one that is 0 hides what it multiplies, and a graph without self-loops, on which the
-        two rows of an edge differ."""
+        """Change parameters, since one that is 0 hides what it multiplies, and use a graph without self-loops, so that
+        both rows of an edge differ."""
         self.x_NC, self.near, self.offsets_N1 = self._small_graph(loops=0)
         for parameter in self.module.parameters():
             parameter.add_(
@@ -521,7 +529,7 @@ class _Probe:
             )
 
     def grow(self) -> None:
-        """Another graph, of more rows, nodes of many edges, and a row and an edge into it of large values."""
+        """Use another graph, with more rows, nodes of many edges, and a row and an edge into it with large values."""
         some = {"nodes": _MANY_NODES, "edges": _MANY_EDGES, "of_hubs": _HUB_EDGES}
         self.tolerance = _TOLERANCE_OF_LARGE
         self.x_NC, self.near, self.offsets_N1 = self._small_graph(loops=_LOOPS, **some)
@@ -535,7 +543,7 @@ class _Probe:
                 last *= scale
 
     def check_without_edges(self) -> None:
-        """Refused where a graph that has no edges at all is something else to it than rows without any."""
+        """Refuse a layer for which a graph without any edges differs from rows without edges."""
         has_none_N = self.offsets_N1.diff() == 0
         expected = self._forward(self.near, self.x_NC)[has_none_N]
         with self._failing("a graph without edges"):
@@ -546,7 +554,7 @@ class _Probe:
             )
 
     def check_sizes(self, nodes: Sequence[int], edges: int) -> None:
-        """Refused where Python goes another way by how many rows or edges there are, by as many as the graph has."""
+        """Refuse a layer whose Python code branches on the number of rows or edges, for the graph's numbers."""
         rows = self.near.rows, len(self.near.others_S) or self.near.rows
         least = min(rows) - 1  # the largest index is one less
         widths = {size for part in (*self.module.parameters(), self.x_NC[0]) for size in part.shape}
@@ -573,10 +581,10 @@ class _Probe:
     def footprint(
         self, dtype: torch.dtype, used: Sequence[int], outputs: int, calls: Sequence[CaughtSum]
     ) -> dict[str, Any]:
-        """Bytes an edge, a node, a place for an edge in a padded row and an edge of a row in pieces that running it
-        takes, forward and, if it is recorded, backward, and multiply-adds of both, by how they grow with the graph, and
-        how many operators there are of both, as a ``ProbeResult`` has them. ``used``: the parameters that have a
-        gradient; ``calls``: those of a row in pieces."""
+        """Return the bytes that a run takes for an edge, a node, a place in a padded row and an edge of a row in
+        pieces, the multiply-adds and the operators, as in ``ProbeResult``. They are derived from how they grow with the
+        graph, forward and, if recorded, backward. ``used``: parameters with a gradient; ``calls``: those of a row in
+        pieces."""
         layer, record, module = self.layer, self.record, sharing(self.given, self.layer.where)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         parameters = [trained[i] for i in used]
@@ -651,7 +659,7 @@ class _Probe:
 
     @contextmanager
     def _failing(self, on: str) -> Iterator[None]:
-        """Refused where the user's code fails ``on`` this."""
+        """A context in which a failure of the user's code ``on`` this becomes a refusal."""
         try:
             yield
         except ModelError:
@@ -661,8 +669,8 @@ class _Probe:
 
     @contextmanager
     def _loops_counted(self) -> Iterator[None]:
-        """Refused where PyG adds self-loops and is not told of how many nodes: it adds none behind the last one that
-        has an edge, which no tile tells."""
+        """A context that refuses PyG's self-loops without a number of nodes: PyG adds none after the last node with an
+        edge, which a tile does not know."""
         from torch_geometric.nn.conv import gcn_conv
         from torch_geometric.utils import laplacian, loop
 
@@ -698,8 +706,9 @@ class _Probe:
     def _small_graph(
         self, *, loops: int, nodes: int = _NODES, edges: int = _EDGES, of_hubs: int = 0
     ) -> tuple[Tensor, Neighbourhood, Tensor]:
-        """One with so many self-loops, where edges are within a type, with repeated edges, rows without in-edges, a
-        tile's last one among them, and a whole tile of such; so many edges go out of one node and into another."""
+        """Return a graph with ``loops`` self-loops, if edges are within a type. It has repeated edges, rows without
+        in-edges, a tile's last one and a whole tile among them, and a node with many out-edges and one with many
+        in-edges."""
         generator, others = self.generator, int(_FEWER * nodes) if self.layer.own else 0
         sources = torch.randint(0, others or nodes, (edges,), generator=generator)
         targets = torch.randint(0, nodes - len(_WITHOUT_EDGES), (edges,), generator=generator)
@@ -726,14 +735,14 @@ class _Probe:
     def _numbers(
         self, rows: int, columns: int, whole: Sequence[int], dtype: torch.dtype, generator: torch.Generator
     ) -> Tensor:
-        """Random ones; zeros and ones in the columns that have to be ``whole`` numbers."""
+        """Return random numbers; zeros and ones in columns that must be ``whole`` numbers."""
         normal = torch.randn(rows, columns, generator=generator, dtype=dtype)
         found = fractions(normal) if self.of_fractions else normal.clone()
         found[:, list(whole)] = (normal[:, list(whole)] > 0).to(dtype)
         return found
 
     def _edges(self, edge_index: Tensor, rows: int, dtype: torch.dtype, generator: torch.Generator) -> Neighbourhood:
-        """Edges into the first ``rows`` nodes, with what they carry."""
+        """Return edges into the first ``rows`` nodes, with their data."""
         edges, carried = edge_index.shape[1], self.layer.edge_data
         weight = 0.1 + torch.rand(edges, generator=generator, dtype=dtype)
         weight = (weight > 0.5).to(dtype) if self.whole_weights else weight
@@ -749,7 +758,7 @@ class _Probe:
 
 
 def _same(found: Tensor, expected: Tensor, tolerance: float = _TOLERANCE) -> bool:
-    """Whether they are, but for rounding; NaN is the same as NaN."""
+    """Whether two results are equal except for rounding; NaN equals NaN."""
     finite = expected[expected.isfinite()]
     scale = float(finite.abs().max()) if finite.numel() else 0.0
     return found.shape == expected.shape and torch.allclose(
@@ -758,7 +767,7 @@ def _same(found: Tensor, expected: Tensor, tolerance: float = _TOLERANCE) -> boo
 
 
 def _of_edges(near: Neighbourhood, which: slice | Tensor) -> Neighbourhood:
-    """With these of its edges alone, in this order."""
+    """Return the graph with only these of its edges, in this order."""
     weight_E, features_EK = (None if v is None else v[which] for v in (near.weight_E, near.features_EK))
     return replace(near, edge_index_2E=near.edge_index_2E[:, which], weight_E=weight_E, features_EK=features_EK)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyG's convolutions as values: what each computes, by its own options.
+"""PyG's convolutions as values: what each computes, depending on its options.
 
     GCNConv     A (X Wᵀ) + b                            SGConv    (A^K X) Wᵀ + b
     SAGEConv    (A X) Wlᵀ + b + X Wrᵀ                    TAGConv   Σ_k A^k X W_kᵀ + b
@@ -8,24 +8,23 @@
     GENConv     mlp(softmax-weighted Σ_j of relu(x_j + lin(e_ij)) + ε, + X)
     ClusterGCNConv    D⁻¹ (A + I) X Wᵀ + X Vᵀ + b       LEConv            A X W₁ᵀ - D X W₂ᵀ + X W₃ᵀ + b
     GeneralConv       A (X W₁ᵀ + c) + X W₂ᵀ + b         WLConvContinuous  (X + D⁻¹ A X) / 2
-    MFConv      A X W_dᵀ + X V_dᵀ + b_d, d the number of in-neighbours, or the largest that there are weights for
+    MFConv      A X W_dᵀ + X V_dᵀ + b_d, d the in-degree, or the largest with weights
 
     AGNNConv, GATConv, GATv2Conv, ResGatedGraphConv, TransformerConv                        see attention.py
     HGTConv, HANConv, RGCNConv, FastRGCNConv, RGATConv     over edges of several types: see relational.py
     ARMAConv, ChebConv, EGConv, HypergraphConv, SSGConv                                     see several_hops.py
     PNAConv                                                                                 see principal.py
-    any other, and those of any other aggregation of SAGEConv, GraphConv and GINConv, are opened: they call sums, as
-    APPNP, GCN2Conv, GatedGraphConv, LGConv, MixHopConv and SimpleConv do, or else run as they are, as far as they look
-    at edges: see lowering/opened.py, propagation.py and opaque.py
+    any other, and SAGEConv, GraphConv and GINConv with other aggregations, are opened: they call sums, as APPNP,
+    GCN2Conv, GatedGraphConv, LGConv, MixHopConv and SimpleConv do, or else run as they are, as far as they look at
+    edges: see lowering/opened.py, propagation.py and opaque.py
     SAGEConv, GraphConv and GINConv with aggr="max"    the largest over in-neighbours in the place of A X
 
-A W that is something else in a model, a subclass of Linear for one, is traced as modules between convolutions are.
-Where its weights have to be known, as in attention, the convolution runs as it is; so it does where its own functions
-are replaced.
+If a model's W is something else, such as a subclass of Linear, it is traced like modules between convolutions. If its
+weights must be known, as in attention, the convolution runs as it is; so does one whose own functions are replaced.
 
-A is the sum, the mean or the GCN-normalised sum over in-neighbours, weighted where GCNConv and its like are given the
-edges' weights. Without these PyG's ``improved=True`` changes nothing: the weight of added self-loops is only used where
-there are others. D is how many in-neighbours there are, or what their edges weigh.
+A is the sum, the mean or the GCN-normalised sum over in-neighbours, weighted if GCNConv and similar layers are given
+edge weights. Without these, PyG's ``improved=True`` changes nothing: the weight of added self-loops is only used beside
+other weights. D is the in-degree, or the sum of the edges' weights.
 """
 
 import inspect
@@ -80,8 +79,8 @@ def lower_convolution(
     trace: Callable[[nn.Module, Value], Value],
     as_it_is: Callable[[str, list[Any], dict[str, Any]], Value],
 ) -> Any:
-    """What ``conv`` gives for these arguments, rows or rows by type of nodes, without a formula what ``as_it_is`` makes
-    of them; ModelError for an option or an argument that is not supported."""
+    """Return what ``conv`` gives for these arguments, rows or rows by node type; without a formula, the result of
+    ``as_it_is``. Raises ModelError for an unsupported option or argument."""
     lower, types = _LOWERINGS.get(type(conv)), assembly.setting.types
     if lower is not None and (replaced := replaced_part(conv)):
         lower, where = None, f"{where}, run as it is because of its {replaced}"
@@ -119,14 +118,14 @@ def lower_convolution(
 
 
 def _bound(conv: gnn.MessagePassing, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by their names, with those that are left out. Hyperedges are edges."""
+    """Return the arguments of a call by name, with defaults. Hyperedges count as edges."""
     bound = inspect.signature(type(conv).forward).bind(conv, *args, **kwargs)
     bound.apply_defaults()
     return {name.removeprefix("hyper") if name == "hyperedge_index" else name: v for name, v in bound.arguments.items()}
 
 
 def replaced_part(conv: Any) -> str:
-    """What keeps ``conv`` from being what its class's formula says; empty where nothing does."""
+    """Return the reason why ``conv`` is not what its class's formula says, or ""."""
     functions = replaced_functions(conv)
     if functions:
         return f"own {functions[0]}"
@@ -149,7 +148,7 @@ def _gcn(conv: Any, call: Call) -> Value:
 
 
 def _gen(conv: Any, call: Call) -> Value:
-    """mlp(out + lin_dst(x_i)), out being made of relu(lin_src(x_j) + t_ij) + ε."""
+    """Return mlp(out + lin_dst(x_i)), where out is made of relu(lin_src(x_j) + t_ij) + ε."""
     assembly, x, eps = call.assembly, call.matrix("x"), float(conv.eps)
     source = sum_of_maps(call, [conv.lin_src], [x]) if hasattr(conv, "lin_src") else x
     if call.takes("edge_attr", EdgeData.FEATURES):
@@ -185,7 +184,7 @@ def _graph(conv: Any, call: Call) -> Value:
 def _with_root(
     conv: Any, call: Call, ends: tuple[Value, Value], linear: Any, root: Any, weighted: bool = False
 ) -> Value:
-    """A linear map of the neighbours' rows, aggregated, and one of a row itself, if there is a ``root``, added up."""
+    """Return a linear map of the aggregated neighbours, plus one of the row itself if there is a ``root``."""
     source, x = ends
     if conv.aggr not in (*SUMS, "mean"):
         parts = [linear_of_rows(call, linear, aggregated(call, source, conv.aggr, conv))]
@@ -201,7 +200,7 @@ def _gin(conv: Any, call: Call) -> Value:
 
 
 def _gin_update(conv: Any, call: Call, aggregated: Value, x: Value) -> Value:
-    """nn(aggregated + (1 + ε) x)."""
+    """Return nn(aggregated + (1 + ε) x)."""
     assembly = call.assembly
     eps = conv.eps
     if isinstance(eps, nn.Parameter):
@@ -222,7 +221,7 @@ def _gine(conv: Any, call: Call) -> Value:
 
 
 def _term(call: Call, linear: Any, source: Value) -> EdgeTerm:
-    """What the features of edges add to rows of ``source``, through ``linear`` if there is one."""
+    """Return what edge features add to rows of ``source``, through ``linear`` if there is one."""
     if linear is None:
         into = call.num_edge_features
         if into != source.columns:
@@ -244,7 +243,7 @@ def _sg(conv: Any, call: Call) -> Value:
 
 
 def _tag(conv: Any, call: Call) -> Value:
-    """Σ_k A^k X W_kᵀ, by powers of A on X or, where the output is narrower and X changes from epoch to epoch, by
+    """Return Σ_k A^k X W_kᵀ, by powers of A on X, or, if the output is narrower and X changes from epoch to epoch, by
     Horner's rule: X W₀ᵀ + A (X W₁ᵀ + A (…))."""
     assembly = call.assembly
     scaling = gcn_scaling(conv, call)
@@ -312,7 +311,7 @@ def _general(conv: Any, call: Call) -> Value:
 
 
 def _mf(conv: Any, call: Call) -> Value:
-    """Rows by how many in-neighbours they have."""
+    """Lower MFConv, whose weights depend on a row's in-degree."""
     linear = all(map(is_linear, (*conv.lins_l, *conv.lins_r))) and not any(one.bias is not None for one in conv.lins_r)
     call.needs(conv.aggr in SUMS and linear)
     x, pairs = call.matrix("x"), list(zip(conv.lins_l, conv.lins_r, strict=True))
@@ -339,7 +338,7 @@ _AGGREGATIONS: dict[str, type[nn.Module]] = {
     VARIANCE_PRESERVING: gnn.VariancePreservingAggregation,
 }
 _OF_ALL_TYPES = (gnn.HGTConv, gnn.HANConv, gnn.RGCNConv, gnn.FastRGCNConv, gnn.RGATConv)
-"""Those that are given edges of all types at once."""
+"""Convolutions that are given edges of all types at once."""
 _OF_ANY_AGGREGATION = (gnn.SAGEConv, gnn.GraphConv, gnn.GINConv)
 _LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Any]] = {
     gnn.ClusterGCNConv: _cluster_gcn,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of links: an encoder of nodes, and decoders, which score pairs of their embeddings.
+"""Models of links: an encoder of nodes, and decoders that score pairs of their embeddings.
 
 Shapes: E pairs, C columns of an embedding.
 """
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ooc.errors import ModelError, OptionError
 
 LinkLoss = Callable[[Tensor, Tensor], Tensor]
-"""(scores [E], labels [E], 1 for links and 0 for what is none) → losses [E]."""
+"""A function of scores [E] and labels [E] (1 for links, 0 for non-links) to losses [E]."""
 
 
 class Dot(nn.Module):
@@ -28,8 +28,8 @@ class Dot(nn.Module):
 
 
 class DistMult(nn.Module):
-    """⟨h, r, t⟩ of a learnt vector r (Yang et al., "Embedding Entities and Relations for Learning and Inference in
-    Knowledge Bases", ICLR 2015), or of as many as there are ``relations``, by the numbers of links' types [E]."""
+    """⟨h, r, t⟩ with a learnt vector r (Yang et al., "Embedding Entities and Relations for Learning and Inference in
+    Knowledge Bases", ICLR 2015), or with one for each of ``relations``, selected by the links' types [E]."""
 
     def __init__(self, channels: int, relations: int = 0) -> None:
         super().__init__()
@@ -41,8 +41,8 @@ class DistMult(nn.Module):
 
 
 class ComplEx(nn.Module):
-    """Re ⟨h, r, t̄⟩, where the two halves of a row are real and imaginary parts: it tells directions apart (Trouillon
-    et al., "Complex Embeddings for Simple Link Prediction", ICML 2016); ``relations`` as of ``DistMult``."""
+    """Re ⟨h, r, t̄⟩, where the halves of a row are real and imaginary parts, so that direction matters (Trouillon et
+    al., "Complex Embeddings for Simple Link Prediction", ICML 2016); ``relations`` as in ``DistMult``."""
 
     def __init__(self, channels: int, relations: int = 0) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Bilinear(nn.Module):
 
 
 class MLP(nn.Module):
-    """A perceptron with one hidden layer on h ∘ t, as OGB's link predictors have it."""
+    """A perceptron with one hidden layer on h ∘ t, as in OGB's link predictors."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class MLP(nn.Module):
 
 
 def _for_each(vector_C: Tensor, relations: int) -> Tensor:
-    """Itself, or as many of it [R, C] as there are relations."""
+    """Return ``one`` itself, or one for each relation [R, C]."""
     return vector_C.repeat(relations, 1) if relations else vector_C
 
 
@@ -95,7 +95,7 @@ def _is_index(argument: str) -> bool:
 
 
 def takes_kinds(decoder: nn.Module) -> bool:
-    """Whether it is given the numbers of links' types behind heads and tails."""
+    """Whether a decoder takes the links' types after heads and tails."""
     given = inspect.signature(decoder.forward).parameters.values()
     needed = [one.name for one in given if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
     return (len(needed) > 2 and not _is_index(needed[2])) or getattr(decoder, "relations", 0) > 0
@@ -108,27 +108,27 @@ DECODERS: dict[str, Callable[..., nn.Module]] = {
     "bilinear": Bilinear,
     "mlp": MLP,
 }
-"""By name; given the columns of an embedding."""
+"""Decoders by name, made from the columns of an embedding."""
 
 
 def binary_cross_entropy(scores_E: Tensor, labels_E: Tensor) -> Tensor:
-    """Of every link, with logits."""
+    """Return the binary cross-entropy of every link, with logits."""
     return F.binary_cross_entropy_with_logits(scores_E, labels_E, reduction="none")
 
 
 class LinkPredictor(nn.Module):
-    """``encoder``, a PyG model whose outputs are embeddings [N, C], and ``decoder``: ``"dot"``, ``"distmult"``,
-    ``"complex"``, ``"bilinear"``, ``"mlp"``, or a module that takes rows of heads and of tails [E, C] and gives scores
-    [E] or [E, 1], each of its pair alone, or as PyG's takes rows and ``edge_index`` [2, E]; ``channels`` is C, which
-    all but ``"dot"`` need. ``relations``: of links of several types of edges how many these are; ``"distmult"`` and
-    ``"complex"`` have a vector for each then, and a module may take the numbers of links' types [E] as a third
+    """A model of links: ``encoder``, a PyG model whose outputs are embeddings [N, C], and ``decoder``: ``"dot"``,
+    ``"distmult"``, ``"complex"``, ``"bilinear"``, ``"mlp"``, or a module that takes rows of heads and of tails [E, C]
+    and gives scores [E] or [E, 1], each for its pair alone, or that takes rows and ``edge_index`` [2, E], as PyG's
+    does. ``channels`` is C, which all but ``"dot"`` need. ``relations``: the number of edge types of links;
+    ``"distmult"`` and ``"complex"`` then have a vector for each, and a module may take the links' types [E] as a third
     argument.
 
-    An encoder may give ``(embeddings [N, C], penalty [N, 1])``: the mean of these numbers over all nodes is added to
-    the loss of every step.
+    An encoder may return ``(embeddings [N, C], penalty [N, 1])``: the mean penalty over all nodes is added to the loss
+    of every step.
 
-    ``loss`` gives each link's loss [E] for scores and labels [E], by default binary cross-entropy with logits; that of
-    a step is their mean, as torch's own losses have it.
+    ``loss`` gives each link's loss [E] for scores and labels [E], by default binary cross-entropy with logits. The loss
+    of a step is their mean, as in torch's own losses.
     """
 
     def __init__(
@@ -160,8 +160,8 @@ class LinkPredictor(nn.Module):
         self.encoder, self.decoder, self.loss, self.channels = encoder, decoder, _of_each(loss), channels
 
     def forward(self, x: Tensor, edge_index: Tensor, links_2E: Tensor, **edge_data: Tensor) -> Tensor:
-        """Scores [E] of the pairs ``links_2E``, heads above tails, or [3, E], with the numbers of their types between
-        them; in memory, as any PyG model."""
+        """Return scores [E] of the pairs ``links_2E``, heads above tails, or [3, E], with their types in between; in
+        memory, as any PyG model."""
         z_NC = self.encoder(x, edge_index, **edge_data)
         z_NC = z_NC[0] if isinstance(z_NC, tuple) else z_NC
         ends = z_NC[links_2E[0]], z_NC[links_2E[-1]]
@@ -169,7 +169,7 @@ class LinkPredictor(nn.Module):
 
 
 def _of_each(loss: Any) -> LinkLoss:
-    """A mean of torch's, of each link."""
+    """Return torch's mean loss as a loss of each link."""
     if isinstance(loss, nn.Module) and getattr(loss, "reduction", "") == "mean":
         loss = copy.copy(loss)
         loss.reduction = "none"
@@ -179,7 +179,7 @@ def _of_each(loss: Any) -> LinkLoss:
 
 
 def check_loss(loss: LinkLoss, dtype: torch.dtype) -> None:
-    """ModelError where it gives no number for each of a few links."""
+    """Raise ModelError if a loss does not give one number for each of a few links."""
     function = loss.func if isinstance(loss, partial) else loss
     name = getattr(function, "__name__", type(function).__name__)
     # Fractions, since a decoder may give probabilities.
@@ -198,15 +198,15 @@ def check_loss(loss: LinkLoss, dtype: torch.dtype) -> None:
 
 
 def index_place(decoder: nn.Module) -> int:
-    """Where among a decoder's arguments is which pairs of rows are meant, as those of PyG's examples have it,
-    ``(z, edge_index)`` or ``(x_user, x_movie, edge_label_index)``; 0: nowhere."""
+    """Return the position of the decoder's argument that says which pairs of rows are meant, as in PyG's examples,
+    ``(z, edge_index)`` or ``(x_user, x_movie, edge_label_index)``; 0 if there is none."""
     are_indices = [*map(_is_index, inspect.signature(decoder.forward).parameters)]
     return next((place for place in (1, 2) if are_indices[place : place + 1] == [True]), 0)
 
 
 def scores_of(decoder: nn.Module, index: int, head_EC: Tensor, tail_EC: Tensor, *kinds: Tensor) -> Tensor:
-    """Scores [E] that a decoder gives for rows of heads and of tails [E, C], and numbers of types [E] if it takes them,
-    or for these rows and which pairs of them are meant, at the place ``index``; OGB's gives [E, 1]."""
+    """Return the scores [E] of a decoder for rows of heads and of tails [E, C], with types [E] if it takes them; or for
+    these rows with the pairs meant, at position ``index``. OGB's gives [E, 1]."""
     given: tuple[Tensor, ...] = (head_EC, tail_EC, *kinds)
     if index:
         at_E = torch.arange(len(head_EC), device=head_EC.device)
