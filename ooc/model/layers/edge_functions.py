@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Aggregations of any message per edge, differentiated edge by edge: attention that is no sum of scalars, and whatever
-takes the features of edges.
+"""Aggregations of any message per edge, differentiated edge by edge: attention whose scores are no sum of scalars, and
+layers that take edge features.
 
-Every row keeps its lse; the gradient of what targets bring, and of what parameters make of the edges, takes a pull of
-its own over in-edges. Gradients of parameters come row by row in the pulled matrix, so that they can be summed in one
-order however rows and columns were cut.
+Every row keeps its lse. The gradients of what targets bring, and of parameters that act on edges, take a pull of their
+own over in-edges. Gradients of parameters come row by row in the pulled matrix, so that they are summed in one order
+however rows and columns were cut.
 
 Shapes: R rows of the tile, G groups, K features of an edge, T columns of its term in a group.
 """
@@ -33,8 +33,8 @@ Parameters = list[tuple[nn.Parameter, Tensor]]
 @dataclass(frozen=True)
 class EdgeTerm:
     """What the ``features`` of an edge add to its message or score, ``columns`` numbers a group: a linear map made of
-    ``parameters``, or (None) the features themselves; without features nothing. ``loops``: those of added self-loops,
-    where there are such."""
+    ``parameters``, or (None) the features themselves; nothing without features. ``loops``: the features of added
+    self-loops, if there are any."""
 
     features: int
     columns: int
@@ -48,12 +48,12 @@ class EdgeTerm:
 
     @property
     def loop_columns(self) -> int:
-        """Columns that every group keeps of a row's self-loop."""
+        """The columns of a row's self-loop features, which every group keeps."""
         return self.features if self.loops is not None else 0
 
     @property
     def gradient_columns(self) -> int:
-        """Columns of the map's gradient in a group."""
+        """The columns of the map's gradient in a group."""
         if self.weights is None or not self.trains:
             return 0
         with torch.no_grad():
@@ -61,7 +61,7 @@ class EdgeTerm:
         return (self.features + (bias is not None)) * self.columns
 
     def of(self, groups: range, dtype: torch.dtype, loop_RK: Tensor | None) -> EdgeTerms:
-        """The terms of a slab's groups."""
+        """Return the terms of a slab's groups."""
         if self.weights is None:
             return EdgeTerms(groups, dtype, loop_RK=loop_RK)
         part = slice(groups.start * self.columns, groups.stop * self.columns)
@@ -71,7 +71,8 @@ class EdgeTerm:
         return EdgeTerms(groups, dtype, weight.detach()[part].t().contiguous(), bias_T, loop_RK)
 
     def loop_features(self, tile: TileEdges, like: Tensor) -> Tensor | None:
-        """Those of a tile's rows [R, K], of the type of ``like`` and where it is; None where no loops are added."""
+        """Return the self-loop features of a tile's rows [R, K], with the type and place of ``like``; None if no loops
+        are added."""
         if self.loops is None:
             return None
         if self.loops.constant_K is None:
@@ -79,7 +80,7 @@ class EdgeTerm:
         return like.new_zeros(tile.rows, self.features) + self.loops.constant_K.to(like.device, like.dtype)
 
     def gradients(self, pulled_RGM: Tensor) -> Parameters:
-        """Of the parameters, from that of the map row by row."""
+        """Return the gradients of the parameters, from that of the map row by row."""
         if self.weights is None or not self.trains:
             return []
         by_row = pulled_RGM.sum(0).view(len(pulled_RGM[0]), -1, self.columns)
@@ -89,7 +90,7 @@ class EdgeTerm:
 
 
 NO_TERM = EdgeTerm(0, 0)
-"""Of what takes no features of edges."""
+"""No term, for functions that take no edge features."""
 _LOOP_TIMES: dict[type, tuple[float, float, float]] = {
     Gatv2: (11, 24, 17),
     GatWithFeatures: (11, 10, 17),
@@ -97,31 +98,32 @@ _LOOP_TIMES: dict[type, tuple[float, float, float]] = {
     Product: (34, 42, 41),
     Rectified: (19, 20, 37),
 }
-"""How often a message is moved in the time of a compiled loop, what softmaxes take of a row aside: forward, as sources
-pull and as targets do."""
+"""How often a message could be moved in the time of a compiled loop, without a softmax's work on rows: forward, as
+sources pull, and as targets pull."""
 _LOOP_TIMES_OF_SOFTMAX = (37, 57, 51)
-"""The same of rectified messages whose every column is weighted by its own softmax."""
+"""The same for rectified messages in which every column has a softmax of its own."""
 
 
 class FunctionAggregate(EdgeAggregate):
-    """Messages by an edge function, which may take a term of the edge's features; summed, or weighted by a softmax."""
+    """Messages by an edge function, which may take a term of edge features; summed, or weighted by a softmax."""
 
     times_streamed: ClassVar[Mapping[Pulling, float]] = {
         Pulling.FORWARD: 2.75,
         Pulling.TARGETS: 4.7,
         Pulling.SOURCES: 6.3,
     }
-    """Measured as ``per_edge`` says, of GATv2 with 4 heads of 4 to 32 channels; the others were not."""
+    """The figures are measured, as ``per_edge`` says, for GATv2 with 4 heads of 4 to 32 channels; others were not
+    measured."""
     edge_bytes = 6000
     function: Callable[[range], EdgeFunction]
-    """Message and score of some groups."""
+    """Return the message and score of some groups."""
     term: EdgeTerm
     att: nn.Parameter | None = None
-    """What comes with the target's rows, so that its gradient is found row by row as theirs is: [1, G, C]."""
+    """What comes with the target's rows so that its gradient is found row by row as theirs is: [1, G, C]."""
     target_columns = 0
-    """Columns of a group that a target brings."""
+    """The columns of a group that a target brings."""
     statistics = 0
-    """Columns of a group, beside the gradient, that the backward pass needs of a target."""
+    """The columns of a group, beside the gradient, that the backward pass needs of a target."""
 
     @property
     def times_compiled(self) -> Mapping[Pulling, float]:
@@ -139,7 +141,7 @@ class FunctionAggregate(EdgeAggregate):
 
     @property
     def message(self) -> int:
-        """Columns of a group's messages."""
+        """The columns of a group's messages."""
         return self.result
 
     @property
@@ -148,7 +150,7 @@ class FunctionAggregate(EdgeAggregate):
 
     @property
     def brought_columns(self) -> int:
-        """Columns of a group that have a gradient of the target's own: what it brings, and parameters with it."""
+        """The columns of a group that have a gradient of the target's own: what it brings, and parameters with it."""
         return self.target_columns * (1 if self.att is None else 2)
 
     @property
@@ -160,7 +162,7 @@ class FunctionAggregate(EdgeAggregate):
         return self.groups * (self.brought_columns + self.term.gradient_columns)
 
     def _heads(self, key: Key, groups: range) -> Heads | None:
-        """Of a softmax; a sum has none."""
+        """Return the heads of a softmax; None for a sum."""
         return None
 
     def _layout(self, groups: int) -> TargetLayout:
@@ -169,7 +171,7 @@ class FunctionAggregate(EdgeAggregate):
     def _messages(
         self, key: Key, tile: TileEdges, pulled: Tensor, groups: range, loop_RK: Tensor | None
     ) -> EdgeMessages:
-        """What is computed of a tile's edges, which pull those rows, by some groups."""
+        """Return what some groups compute of a tile's edges, which pull these rows."""
         terms = self.term.of(groups, pulled.dtype, loop_RK) if self.term.features else None
         return EdgeMessages(self.function(groups), self._edges(tile, pulled.itemsize), terms, self._heads(key, groups))
 
@@ -255,12 +257,12 @@ class FunctionAggregate(EdgeAggregate):
 
 
 class FunctionAttention(Attention, FunctionAggregate):
-    """Attention by an edge function, ``functions`` giving that of some groups; without ``target`` by sources alone.
+    """Attention by an edge function; ``functions`` gives that of some groups. Without ``target``, sources alone decide.
 
-    A softmax over edges of several types goes from type to type: ``before`` is what it has come to over those before,
-    ``joint``: it goes on, so that the logarithm of its sum of exponentials (-∞ without edges) is part of the result.
-    The weight of an edge is exp(s_e - lse_i) with the last lse, and D_i of the last result, so the backward pass needs
-    the last one alone: sources of all types pull the same matrix, and targets add up what they get type by type.
+    A softmax over edges of several types continues from type to type: ``before`` is its result over the types before.
+    ``joint``: it continues, so the logarithm of its sum of exponentials (-∞ without edges) is part of the result. The
+    weight of an edge is exp(s_e - lse_i) with the last lse, and D_i is that of the last result, so the backward pass
+    needs only the last one: sources of all types pull the same matrix, and targets add up their gradients type by type.
     """
 
     statistics = 2
@@ -312,13 +314,13 @@ class FunctionAttention(Attention, FunctionAggregate):
 
 
 def by_dot_products(*values: Any, **options: Any) -> FunctionAttention:
-    """Attention to which sources bring key and value, targets the query; of an index and values."""
+    """Return attention by dot products: sources bring key and value, targets the query."""
     return FunctionAttention(*values, functions=lambda groups: TransformerAttention(len(groups)), **options)
 
 
 class FunctionSum(FunctionAggregate):
-    """A sum by an edge function, in groups of ``channels`` columns, ``columns`` in all, as many as targets bring or
-    sources do where that is not said; without ``target`` by sources alone."""
+    """A sum by an edge function, in groups of ``channels`` columns. ``columns``: its columns in all, by default those
+    that targets or sources bring. Without ``target``, sources alone decide."""
 
     def __init__(
         self,
@@ -340,7 +342,7 @@ class FunctionSum(FunctionAggregate):
 
 
 def _split(rows: Tensor, groups: range, columns: int) -> tuple[Tensor, Tensor]:
-    """The first ``columns`` of every group, and those behind them."""
+    """Return the first ``columns`` of every group, and the rest."""
     by_group = rows.view(len(rows), len(groups), -1)
     first, others = by_group[:, :, :columns], by_group[:, :, columns:]
     return first.reshape(len(rows), -1), others.reshape(len(rows), -1)

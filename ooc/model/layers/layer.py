@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A convolution as a model calls it; and an opaque layer, run as it is on the graph around some rows.
+"""A convolution as a model calls it, and an opaque layer, run as it is on the graph around some rows.
 
 Shapes: R rows, S nodes of the graph around them, C columns in and O out, E edges.
 """
@@ -32,20 +32,20 @@ from ooc.storage.types import EdgeType
 _PLAIN = (bool, int, float, str, torch.dtype)
 _ROWS = (Value, Codes)
 _HOOKS = (dict, OrderedDict)
-"""Of which types a module's hooks are, by module."""
+"""The types of a module's dictionaries of hooks."""
 _NOT_FLIPPED = (
     "edges the other way round are supported for sums, means and GCN's sums, all without weights, and for layers that "
     "run as they are"
 )
 
 ARGUMENTS = {EdgeData.WEIGHT: "edge_weight", EdgeData.FEATURES: "edge_attr"}
-"""What PyG's models call what edges carry."""
+"""The names of PyG's arguments for edge data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Stands for the edge index: good for nothing but being given to a convolution. ``flipped``: every edge the other
-    way round. ``relation``: of a graph with types, whose edges these are; None: all."""
+    """Stands for the edge index, which can only be passed to a convolution. ``flipped``: with both ends of edges
+    exchanged; ``relation``: the edge type, in a graph with types (None: all edges)."""
 
     flipped: bool = False
     relation: EdgeType | None = None
@@ -53,8 +53,8 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class EdgeInput:
-    """Stands for what the store's edges carry, or those of one type: good for nothing but being given to a
-    convolution, as a whole or what tensors' methods make of it: ``steps``, each with its arguments."""
+    """Stands for the store's edge data, or that of one edge type, which can only be passed to a convolution, as a whole
+    or after tensor methods, the ``steps``, each with its arguments."""
 
     data: EdgeData
     relation: EdgeType | None = None
@@ -64,13 +64,13 @@ class EdgeInput:
         return hash((self.data, str(self.steps), self.relation))  # slices have none
 
     def of(self, values: Tensor) -> Tensor:
-        """[E, …], of what the edges carry."""
+        """Return [E, …], from the data of edges."""
         for name, arguments in self.steps:
             values = getattr(values, name)(*arguments)
         return values
 
     def whole_columns(self, columns: int) -> list[int]:
-        """Which of so many have to be whole numbers from 0 on; edges have one number, or a row of them."""
+        """Return which of these columns must be whole numbers from 0 on; an edge has one number, or a row of them."""
         if ("long", ()) not in self.steps:
             return []
         numbers = torch.arange(columns).view(1, *[-1] * (self.data is EdgeData.FEATURES))
@@ -80,16 +80,16 @@ class EdgeInput:
 
 @dataclass(frozen=True, slots=True)
 class EdgeKinds:
-    """Stands for the numbers of the edges' types, in the order of the store's, beside a ``Graph`` of all edges."""
+    """Stands for the numbers of edge types, in the store's order, beside a ``Graph`` of all edges."""
 
 
 class NoFormulaError(ModelError):
-    """Of a convolution that runs as it is."""
+    """Raised for a convolution without a formula, which then runs as it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a convolution: its arguments by name, what refusals call it, and how to trace a module on rows."""
+    """One call of a convolution: its arguments by name, its name in refusals, and how to trace a module on rows."""
 
     where: str
     arguments: dict[str, Any]
@@ -97,7 +97,7 @@ class Call:
     trace: Callable[[nn.Module, Value], Value]
 
     def matrix(self, name: str) -> Value:
-        """The argument ``name``, which must be a matrix of rows; of a pair NoFormulaError."""
+        """Return the argument ``name``, which must be a matrix of rows. Raises NoFormulaError for a pair."""
         value = self.arguments[name]
         self.needs(not are_ends(value))
         if not isinstance(value, Value):
@@ -105,7 +105,7 @@ class Call:
         return value
 
     def ends(self, name: str) -> tuple[Value, Value]:
-        """The argument ``name`` as rows of sources and rows of targets: one matrix for both, or a pair."""
+        """Return the argument ``name`` as rows of sources and rows of targets: one matrix for both, or a pair."""
         given, relation = self.arguments[name], self.relation
         if relation is None:
             return self.matrix(name), self.matrix(name)
@@ -119,12 +119,12 @@ class Call:
 
     @property
     def relation(self) -> EdgeType | None:
-        """The type of the edges, of a graph with several."""
+        """The edge type, in a graph with several."""
         graph = self.arguments.get("edge_index")
         return graph.relation if isinstance(graph, Graph) else None
 
     def takes(self, name: str, data: EdgeData) -> bool:
-        """Whether the argument ``name`` is what the store's edges carry of this kind; it may be nothing, too."""
+        """Whether the argument ``name`` is this kind of the store's edge data; it may also be absent."""
         given = self.arguments.get(name)
         if given is None:
             return False
@@ -139,7 +139,7 @@ class Call:
 
     @property
     def num_edge_features(self) -> int:
-        """Of the edges that the convolution is given."""
+        """The number of features of the edges that the convolution is given."""
         return self.assembly.setting.features_of_edges(self.relation)
 
     @property
@@ -149,20 +149,20 @@ class Call:
         return isinstance(graph, Graph) and graph.flipped
 
     def aggregate(self, rows: Value, scaling: Scaling) -> Value:
-        """The scaled sum over neighbours, at the end of the edges that this call asks for."""
+        """Return the scaled sum over neighbours, at the end of the edges that this call asks for."""
         return self.assembly.aggregate(rows, self._oriented(rows, scaling))
 
     def aggregate_product(self, rows: Value, weight: nn.Parameter, scaling: Scaling, hops: int = 1) -> Value:
-        """A^hops(rows) Wᵀ, in whichever order is cheaper."""
+        """Return A^hops(rows) Wᵀ, in the cheaper order."""
         return self.assembly.aggregate_product(rows, weight, self._oriented(rows, scaling), hops)
 
     def over(self, graph: Graph) -> "Call":
-        """The call for other edges."""
+        """Return the call for other edges."""
         return replace(self, arguments={"edge_index": graph})
 
     def per_edge(self, make: Callable[..., EdgeAggregate], *inputs: Value) -> Value:
-        """The result of an aggregation that computes something for every edge (``Assembly.per_edge``); NoFormulaError
-        where edges are taken the other way round."""
+        """Return the result of an aggregation that computes something for every edge (``Assembly.per_edge``). Raises
+        NoFormulaError if edges are flipped."""
         self.needs(not self.flipped)
         self._check_source(inputs[0])
         return self.assembly.per_edge(make, *inputs, relation=self.relation)
@@ -184,7 +184,7 @@ class Call:
         return RelationScaling(other, self.relation)
 
     def needs(self, known: bool) -> None:
-        """NoFormulaError unless options and arguments are ``known`` to be those that the formula is for."""
+        """Raise NoFormulaError unless options and arguments are ``known``, those that the formula is for."""
         if not known:
             raise NoFormulaError(f"{self.where}: there is no formula for its options and what it is given")
 
@@ -192,7 +192,7 @@ class Call:
         return ModelError(f"{self.where}: {reason}")
 
     def apply(self, module: nn.Module, rows: Value) -> Value:
-        """What a module inside the convolution gives for rows, whatever it is."""
+        """Return what a module inside the convolution gives for rows, whatever it is."""
         try:
             return self.trace(module, rows)
         except ModelError as error:
@@ -201,16 +201,18 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer and its call by a model: the names of the matrices of rows that it is given, each with its columns of the
-    matrix in which they lie side by side, for edges and for what these carry; ``plain`` are all other arguments. A name
-    is that of the argument, or one of those that ``ends`` says an argument for rows of sources and of targets is made
-    of. ``where`` is what refusals call it; ``parts``: which of several results are meant, side by side; ``codes``:
-    which rows are whole numbers; ``tails``: of rows; ``flipped``: edges are given to it the other way round. ``pairs``:
-    of rows it takes those of all nodes and those of targets apart, as PyG's convolutions do, and computes nothing for
-    nodes that no edge leads to. ``relation``: the type of the edges; ``own``: where that is between two types of nodes,
-    or targets alone look some rows up, which of the rows are of targets: they lie side by side in a matrix of their
-    own. ``counts``: which rows come of how many edges there are, and of nothing else. ``looks_up``: the rows of
-    edges' ends are left where they are as far as possible (``kernels.edge_rows``), on the CPU alone.
+    """A layer and its call by a model.
+
+    ``rows``: the matrices of rows that it is given, by name, with the columns of each; they lie side by side in one
+    matrix. A name is that of an argument; ``ends`` says which names make up an argument for separate rows of sources
+    and targets. ``edges``: the name of the edge index; ``carried``: edge data, by name; ``plain``: all other arguments.
+    ``where``: the layer's name in refusals. ``parts``: the results that are meant, side by side, if there are several;
+    ``codes``: which rows are whole numbers; ``tails``: the shapes of rows; ``flipped``: edges are passed the other way
+    round. ``pairs``: it takes separate rows for all nodes and for targets, as PyG's convolutions do, and computes
+    nothing for nodes without in-edges. ``relation``: the edge type. ``own``: which rows belong to targets, if edges are
+    between two node types or if targets alone look them up; these lie side by side in a matrix of their own.
+    ``counts``: which rows depend only on degrees. ``looks_up``: rows at edges' ends are replaced by stand-ins as far as
+    possible (``kernels.edge_rows``), on the CPU only.
     """
 
     module: nn.Module
@@ -232,7 +234,7 @@ class Layer:
 
     @property
     def kind(self) -> str:
-        """The same for layers that are called alike, of whichever type of edges."""
+        """A key that is equal for layers called alike, whatever the edge type."""
         carried = {name: replace(one, relation=None) for name, one in self.carried.items()}
         return repr(replace(self, module=nn.Module(), where="", relation=None, carried=carried))
 
@@ -240,8 +242,8 @@ class Layer:
         return ModelError(f"{self.where}: {reason}")
 
     def run(self, module: nn.Module, x_SC: Tensor, near: Neighbourhood) -> Tensor:
-        """What ``module``, the layer or a copy of it, gives for all nodes of ``near``, or in ``pairs`` for its rows;
-        one row of numbers a node."""
+        """Return what ``module``, the layer or a copy of it, gives for all nodes of ``near``, or, in ``pairs``, for its
+        rows: one row of numbers a node."""
         found: Tensor = self.call(module, x_SC, near)
         if len(found) < near.rows:
             raise self.refuse(
@@ -251,7 +253,7 @@ class Layer:
         return found if found.dim() == 2 else found.reshape(len(found), -1)
 
     def call(self, module: nn.Module, x_SC: Tensor, near: Neighbourhood) -> Any:
-        """The same as ``module`` gives it."""
+        """Return the result of ``module`` as it is."""
         stored = {EdgeData.WEIGHT: near.weight_E, EdgeData.FEATURES: near.features_EK}
         edge_index, rows = near.edge_index_2E, dict[str, Any]()
         if self.own:
@@ -275,7 +277,7 @@ class Layer:
             return made(side_by_side(module(**arguments), self.parts))
 
     def _split(self, x_SC: Tensor, names: Collection[str]) -> dict[str, Tensor]:
-        """The matrices of these names, which lie side by side in one; more columns are of no use."""
+        """Return the matrices of these names, which lie side by side in one; further columns are ignored."""
         widths = [self.rows[name] for name in names]
         parts = torch.split(x_SC if sum(widths) == x_SC.shape[1] else x_SC[:, : sum(widths)], widths, dim=1)
         found = {name: part.view(len(part), *self.tails[name]) for name, part in zip(names, parts, strict=True)}
@@ -283,7 +285,7 @@ class Layer:
 
     @staticmethod
     def _between(x_SC: Tensor, near: Neighbourhood) -> tuple[Tensor, Tensor]:
-        """Edges between nodes of two types, each counted by themselves, and the rows of targets."""
+        """Return edges between two node types, with each end numbered by itself, and the rows of targets."""
         rows = near.rows
         if near.stands_in:
             return near.edge_index_2E.new_tensor([[0], [rows]]), torch.cat((x_SC[:rows], x_SC[:1]))
@@ -291,36 +293,36 @@ class Layer:
 
     @property
     def of_sources(self) -> list[str]:
-        """The names of the rows that are not targets' ``own``."""
+        """The names of rows that are not targets' ``own``."""
         return [name for name in self.rows if name not in self.own]
 
     @property
     def columns(self) -> int:
-        """Of the matrix of all rows that it is run on."""
+        """The columns of the matrix of all rows that it is run on."""
         return max(sum(self.rows[name] for name in names) for names in (self.of_sources, self.own))
 
     @property
     def sums_at_sources(self) -> bool:
-        """Whether it has messages go from an edge's second end to its first."""
+        """Whether messages go from an edge's second end to its first."""
         return getattr(self.module, "flow", "") == "target_to_source"
 
     @property
     def edge_data(self) -> tuple[EdgeData, ...]:
-        """What it takes of edges beside their ends."""
+        """The edge data that it takes."""
         return tuple(dict.fromkeys(one.data for one in self.carried.values()))
 
     @property
     def whole_columns(self) -> list[int]:
-        """Which columns of its rows have to be whole numbers from 0 on."""
+        """Which columns of its rows must be whole numbers from 0 on."""
         return self._columns(self.codes)
 
     def whole_of_edges(self, data: EdgeData, columns: int) -> list[int]:
-        """The same of what edges carry, so many numbers each."""
+        """Return which columns of the edge data must be whole numbers from 0 on."""
         return [one for given in self.carried.values() if given.data is data for one in given.whole_columns(columns)]
 
     @property
     def positive_columns(self) -> list[int]:
-        """Which columns of its rows are no less than 0, so that it may take their roots and logarithms."""
+        """Which columns of its rows are at least 0, so that it may take their roots and logarithms."""
         return self._columns(self.counts)
 
     def _columns(self, of: Collection[str]) -> list[int]:
@@ -330,7 +332,7 @@ class Layer:
         return [starts[name] + column for name in of for column in range(self.rows[name])]
 
     def forward(self, module: nn.Module, x_SC: Tensor, near: Neighbourhood) -> Tensor:
-        """Its rows → [R, O]."""
+        """Return the result for its rows [R, O]."""
         with torch.no_grad():
             return self.run(module, x_SC, near)[: near.rows]
 
@@ -344,8 +346,8 @@ class Layer:
         *,
         trains: bool,
     ) -> tuple[Tensor | None, list[Tensor | None]]:
-        """From the gradient of its rows to those of the nodes [S, C], if ``trains``, and of parameters of ``module``;
-        None for what has no part in it."""
+        """Return the gradients of the nodes' rows [S, C], if ``trains``, and of parameters of ``module``, from the
+        gradient of its rows; None for what takes no part."""
         x_SC = x_SC.detach().requires_grad_(trains)
         with torch.enable_grad():
             result = self.run(module, x_SC, near)[: near.rows]
@@ -356,8 +358,8 @@ class Layer:
 def layer_of(
     module: nn.Module, where: str, args: Sequence[Any], kwargs: Mapping[str, Any], parts: tuple[Any, ...] = ()
 ) -> tuple[Layer, list[Value]]:
-    """The layer as it is called, for ``parts`` of its result if there are several, and the rows it is given;
-    ModelError for a call that is not supported."""
+    """Return the layer as it is called, for ``parts`` of its result if there are several, and the rows it is given.
+    Raises ModelError for an unsupported call."""
     from ooc.model.lowering.symbolic import strangers  # here, so that what has no such layer does without PyG
 
     for one in module.modules():
@@ -416,20 +418,20 @@ def layer_of(
 
 
 def side_by_side(results: Any, parts: Sequence[Any]) -> Any:
-    """Those of several results, each of as many rows; of none, the result itself."""
+    """Return these parts of several results side by side; without parts, the result itself."""
     if not parts:
         return results
     return torch.cat([results[part].reshape(results[part].size(0), -1) for part in parts], dim=1)
 
 
 def are_ends(value: Any) -> bool:
-    """Whether it is rows of sources and rows of targets, of which one may lack."""
+    """Whether it is a pair of rows of sources and rows of targets, one of which may be missing."""
     is_pair = isinstance(value, (tuple, list)) and len(value) == 2
     return is_pair and all(one is None or isinstance(one, _ROWS) for one in value) and any(value)
 
 
 def _own_rows(layer: Layer, rows: Mapping[str, Value]) -> tuple[str, ...]:
-    """Which of the rows that ``layer`` is given are of targets, if these are of another type than sources."""
+    """Return which of the rows given to ``layer`` are targets', if these are of another type than sources."""
     relation, spaces = layer.relation, {name: value.space for name, value in rows.items()}
     pairs = [(spaces[a], spaces[b]) for a, b in layer.ends.values() if a is not None and b is not None]
     first = next(iter(spaces.values()))
@@ -454,8 +456,8 @@ def _own_rows(layer: Layer, rows: Mapping[str, Value]) -> tuple[str, ...]:
 
 
 def given_as(rows: Mapping[str, Any], ends: Mapping[str, tuple[str | None, str | None]]) -> dict[str, Any]:
-    """Arguments made of matrices by their names: each by itself, or as ``ends`` say a pair, for which rows that are a
-    pair already have one for each end."""
+    """Return the arguments made of matrices by name: single ones as they are, others combined to pairs as ``ends``
+    says. A matrix that is a pair already has one for each end."""
     found = {name: one for name, one in rows.items() if not any(name in pair for pair in ends.values())}
 
     def at(end: int, name: str | None) -> Any:
@@ -466,16 +468,16 @@ def given_as(rows: Mapping[str, Any], ends: Mapping[str, tuple[str | None, str |
 
 
 def _counts_edges(value: Value) -> bool:
-    """Whether it comes of sums of ones alone."""
+    """Whether it is made of sums of ones alone."""
     return isinstance(value, Ones) or (bool(value.inputs) and all(map(_counts_edges, value.inputs)))
 
 
 @cache
 def _lean() -> dict[type[nn.Module], type[nn.Module]]:
-    """What runs in the place of PyG's aggregations: quantiles (and its median) by which entries they are, found column
-    by column, so that nothing sorted is kept for the gradient; and where rows have no edges, as those of a tile may,
-    PyG's look for entry -1. Its sort without a place for as many entries of every row as any row has, and of equal ones
-    the first in order."""
+    """Return leaner replacements of PyG's aggregations. Quantiles and medians are found column by column, by the
+    indices of entries, so that nothing sorted is kept for the gradient; for rows without edges, as tiles have, PyG's
+    would look for entry -1. The sort needs no place in every row for as many entries as the longest has, and takes the
+    first of equal ones first."""
     from torch_geometric.nn.aggr import MedianAggregation, QuantileAggregation, SortAggregation
 
     class LeanQuantiles(QuantileAggregation):  # type: ignore[misc]
@@ -495,27 +497,28 @@ def _lean() -> dict[type[nn.Module], type[nn.Module]]:
 
 
 def inspectors(module: nn.Module) -> dict[int, Any]:
-    """By id, for copies to share: what PyG's convolutions in ``module`` know of the arguments of their own functions.
-    No call changes it, and copying it takes most of the time that copying a convolution does."""
+    """Return PyG's knowledge of the arguments of convolutions' functions in ``module``, by id, to be shared by copies.
+    No call changes it, and copying it takes most of the time of copying a convolution."""
     found = (getattr(part, "inspector", None) for part in module.modules())
     return {id(one): one for one in found if type(one).__module__ == "torch_geometric.inspector"}
 
 
 def computed(module: nn.Module) -> dict[int, Tensor]:
-    """By id, for copies: what calls have left in ``module``, which cannot be copied with what it was computed of."""
+    """Return tensors that calls have left in ``module``, by id, detached: they cannot be copied with their autograd
+    history."""
     kept = (value for part in module.modules() for value in vars(part).values() if not _is_nothing(value))
     leaves = (leaf for value in kept for leaf in tree_leaves(value))
     return {id(leaf): leaf.detach() for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_leaf}
 
 
 def _is_nothing(value: object) -> bool:
-    """Whether no tensor is in it: most of what a module has are hooks that there are not, and options."""
+    """Whether it cannot hold a tensor: most attributes of a module are empty hooks and options."""
     return not value if type(value) in _HOOKS else value is None or isinstance(value, (bool, int, float, str))
 
 
 @contextmanager
 def in_modes(modes: Mapping[nn.Module, bool]) -> Iterator[None]:
-    """The modules are in training mode or not meanwhile; each is then in the mode that it had."""
+    """A context in which the modules are in these modes, and afterwards in those they had."""
     before = {module: module.training for module in modes}
     try:
         for module, mode in modes.items():
@@ -527,8 +530,8 @@ def in_modes(modes: Mapping[nn.Module, bool]) -> Iterator[None]:
 
 
 def sharing(module: nn.Module, where: str) -> nn.Module:
-    """A copy of ``module`` with the very same parameters and buffers: its mode and what it keeps between calls are its
-    own. ModelError where it cannot be copied."""
+    """Return a copy of ``module`` that shares its parameters and buffers, but has its own mode and its own attributes
+    between calls. Raises ModelError if it cannot be copied."""
     known = inspectors(module) | computed(module)
     known |= {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):

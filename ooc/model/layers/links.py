@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Link prediction: the losses and scores of links as messages.
 
-A link's loss is what its tail sends to its head, and a node's row of the output is the sum over the links that it is
-the head of: a layer like any other, over links instead of edges. So a decoder is run as an opaque layer is, a tile of
-heads with their tails at a time, forward and backward, and nothing has a row for every link but their losses in a tile.
+A link's loss is the message from its tail to its head, and a node's row of the output is the sum over the links it is
+the head of: a layer like any other, over links instead of edges. So a decoder runs like an opaque layer, a tile of
+heads with their tails at a time, forward and backward, and only a tile's losses have a row for every link.
 
 Shapes: E links of a piece, C columns of an embedding.
 """
@@ -29,8 +29,8 @@ from ooc.plan.workload import Direction, EdgeData
 
 
 class LinkLosses(MessagePassing):  # type: ignore[misc]
-    """The losses of links, added up by their heads. A label that is NaN: the link has no part in it. ``kind``: the
-    numbers of links' types, where the decoder takes them."""
+    """The losses of links, summed by their heads. A link whose label is NaN takes no part. ``kind``: the links' types,
+    if the decoder takes them."""
 
     def __init__(self, decoder: nn.Module, loss: LinkLoss) -> None:
         super().__init__(aggr="sum")
@@ -48,14 +48,14 @@ class LinkLosses(MessagePassing):  # type: ignore[misc]
 
 
 class OfLinks(Opaque):
-    """What links in training add to their heads' losses."""
+    """The sums of links' losses in training, at their heads."""
 
     direction = Direction.LINKS
 
 
 class OfScoredLinks(OfLinks):
-    """The scores of links, each put in its place in ``scores`` [E]; ``offsets`` [N + 1]: where those of each head
-    begin. What is pulled says nothing."""
+    """The scores of links, each written to its place in ``scores`` [E]; ``offsets`` [N + 1]: where those of each head
+    begin. The pulled values have no meaning."""
 
     direction = Direction.SCORED_LINKS
     scores: npt.NDArray[np.floating]
@@ -81,10 +81,11 @@ class OfScoredLinks(OfLinks):
 
 
 def lower_links(model: LinkPredictor, embeddings: Value, assembly: Assembly) -> Value:
-    """In training the losses of links by their heads, in evaluation their scores; ModelError for a decoder that looks
-    further than a pair.
+    """Return, in training, the losses of links by their heads, and in evaluation their scores. Raises ModelError for a
+    decoder that looks beyond a pair.
 
-    An encoder may give a number a row beside embeddings: in training it is beside the losses."""
+    An encoder may give a number a row beside embeddings: in training it is beside the losses.
+    """
     of_edges, beside, tails = set(assembly.edge_data), assembly.result_columns, assembly.second
     penalty: list[Value] = []
     if beside:

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any other layer that is given the edges: the user's own forward, run on a tile's rows and their in-neighbours.
+"""Opaque layers: any other layer that takes edges. The user's own forward runs on a tile's rows and their
+in-neighbours.
 
-Forward, a tile gathers its rows and their in-neighbours out of the pulled matrix and runs the layer on the graph that
-they make (``kernels.neighbourhood``), run after run of rows where there are many edges. Backward, it runs once more
-under autograd, and the gradient goes to all of these rows: to the tile's own, which are a row of the result each, and
-to those of the in-neighbours, which are added up, tile after tile in their order. Two matrices in full width are read
-and added to anywhere: the one that is gathered from, and its gradient. Where they are not in memory whole, the first is
-shuffled to the tiles that gather from it, and what is added to the second waits in a file (both:
-``ooc.plan.layout.shuffle``): nothing is read or written at random, but rows move once for every bucket that has an edge
-from them, where a sum gets by with some columns of every row. Rows of a tile are computed together by code that
-promises nothing of single rows, so tiles are the same ones in every plan.
+Forward, a tile gathers its rows and their in-neighbours from the pulled matrix, and runs the layer on the graph that
+they form (``kernels.neighbourhood``), in several runs of rows if there are many edges. Backward, it runs again under
+autograd. The gradient goes to all of these rows: to the tile's own, of which each is a row of the result, and to those
+of the in-neighbours, which are added up tile after tile in order. So two matrices in full width are read and added to
+at random: the one that is gathered from, and its gradient. If they are not in memory whole, the first is shuffled to
+the tiles that gather from it, and what is added to the second waits in a file (both: ``ooc.plan.layout.shuffle``). Then
+nothing is read or written at random, but rows move once for every bucket with an edge from them, while a sum would need
+only some columns of every row at a time. The rows of a tile are computed together by code that guarantees nothing for
+single rows, so tiles are the same in every plan.
 
 Shapes: R rows of the tile, S nodes of the graph around some of them, C columns of the source.
 """
@@ -59,38 +60,40 @@ from ooc.plan.workload import EdgeData, EdgeWork, PerEdge
 R = TypeVar("R")
 
 _BYTES_PER_EDGE = 96
-"""Of an edge while its tile's graph is made: both ends, which of them are the tile's own, their order; int64."""
+"""Bytes of an edge while its tile's graph is made: both ends, which of them are the tile's own, their order; int64."""
 _SORTING_BYTES_PER_EDGE = 64
-"""Of an edge besides where a device sorts, as it does to add up in one order."""
+"""Further bytes of an edge on a device, which sorts edges to add up in one order."""
 _RUN_OPERATORS = 30
-"""Of a run besides the layer's own: its graph made, rows gathered, gradients added."""
+"""Operators of a run beside the layer's own: making its graph, gathering rows, adding gradients."""
 _CALL_OPERATORS = 50
-"""In the time that the Python of a call of a layer of PyG takes besides, by the same measurements."""
+"""The further time of a call of PyG's layer, in Python, in operators, by the same measurements."""
 _TIMES_STREAMED = 5, 3, 4
-"""How often the CPU writes or reads what a layer has at a time for an edge: forward, and for gradients, of parameters
-and of rows. Of twelve layers of 32 to 96 columns over 10 and 30 edges a row, by the processor time of their passes."""
+"""How often the CPU writes or reads a layer's temporaries of an edge: forward, and for gradients of parameters and of
+rows. Measured on twelve layers of 32 to 96 columns with 10 and 30 edges a row, by the processor time of their
+passes."""
 _RUN_BYTES, _RUN_BYTES_ON_DEVICE = 8 << 20, 64 << 20
-"""Of what a layer makes of a run's edges, where rows have few enough of them, or are split."""
+"""The most bytes of edge temporaries in a run, on the CPU and on a device, if rows have few enough edges or are
+split."""
 _SMALL_BYTES, _RUN_BYTES_OF_SMALL = 512 << 20, 16 << 20
-"""Where a layer makes no more than that of all edges of the graph, so much is made of a run's: calls of operators are
-half of the time of a run of 8 MiB of 32 columns, and nobody lacks the memory."""
+"""If a layer makes at most the first number of bytes for all edges of the graph, its runs may make the second: in a run
+of 8 MiB with 32 columns, calls of operators take half the time, and such graphs do not lack memory."""
 _RUN_BYTES_OF_NODES = 12 << 20
-"""Where a layer makes little for an edge itself, and most for nodes, of which most edges bring none: a run of 8 MiB
-takes 1.4 times as long."""
+"""The same for layers that make little for edges and most for nodes, which few edges bring: a run of 8 MiB takes 1.4
+times as long."""
 _FEWEST_EDGES = 256
-"""Of a run, however much that is."""
+"""The fewest edges of a run, whatever they take."""
 _WAITING_BYTES = 16 << 20
-"""Of a tile's gradients of in-neighbours that wait. Where they would be more, they are computed once more as they are
-added: tiles have half as many edges on average."""
+"""The most bytes of a tile's gradients of in-neighbours that wait. With more, they are computed a second time as they
+are added; an average tile has half as many edges."""
 _NUMBER_BYTES = 8
-"""Of which in-neighbour that is, besides."""
+"""Further bytes for the in-neighbour's number."""
 _FEW = 8
-"""Numbers of a parameter that a forward may go another way by, as by those that are all alike."""
+"""Numbers of a parameter small enough that a forward may branch on it, as it may on one whose numbers are all equal."""
 
 
 class _JoinedRows:
-    """Sources [N, C] and ``own`` rows of targets [R, C], the first of which is number ``first``, seen as one matrix of
-    so many ``columns``, zeros behind the narrower: targets behind sources."""
+    """Sources [N, C] and ``own`` rows of targets [R, C], from number ``first`` on, with the interface of one matrix of
+    ``columns`` columns: targets follow sources, and the narrower one is padded with zeros."""
 
     def __init__(self, source: Tensor | BucketRows, own: Tensor, first: int, columns: int) -> None:
         self._source, self._own, self._first, self._columns = source, own, len(source) + first, columns
@@ -102,7 +105,7 @@ class _JoinedRows:
         return self._widened(self._own[rows.start - self._first : rows.stop - self._first])
 
     def index_select(self, dim: int, rows_S: Tensor) -> Tensor:
-        """Of sources; what stands in for one where there is none is a row of numbers like any."""
+        """Return rows of sources. The stand-in where there is none is an arbitrary row of numbers."""
         if rows_S.shape[0] and int(rows_S[-1]) >= len(self):
             numbers = torch.arange(1, self._columns + 1, dtype=self._own.dtype, device=self._own.device)
             return numbers[None] / (self._columns + 1)
@@ -114,9 +117,9 @@ class _JoinedRows:
 
 
 class Opaque(EdgeAggregate):
-    """What ``layer`` gives for ``source``. ``module``: a copy of it in the mode that it is to run in; ``site`` keys the
-    masks of its first dropout, the next one those of its second. ``target``: where neighbours are
-    nodes of another type, the rows themselves; ``most_edges``: of a row, whichever way; ``all_edges``: of the graph."""
+    """The aggregation by an opaque ``layer`` of ``source``. ``module``: a copy of it in the mode it runs in; ``site``
+    keys the masks of its first dropout, further ones follow. ``target``: the rows themselves, if neighbours are of
+    another node type; ``most_edges``: of a row, in either direction; ``all_edges``: of the graph."""
 
     pulls_targets = True
 
@@ -156,7 +159,7 @@ class Opaque(EdgeAggregate):
 
     @property
     def rows_train(self) -> bool:
-        """Whether any of the rows that it is given have a gradient."""
+        """Whether any of its input rows have a gradient."""
         return any(value.trains for value in self.inputs)
 
     @property
@@ -165,7 +168,8 @@ class Opaque(EdgeAggregate):
 
     @property
     def pulled_target_columns(self) -> int:
-        """Those of the rows; where no rows have a gradient a column of zeros, since a pull gives something."""
+        """The columns of the rows; if no rows have a gradient, one column of zeros, since a pull must give
+        something."""
         return self.brought.columns if self.rows_train else 1
 
     def needs(self) -> tuple[Value, ...]:
@@ -176,11 +180,11 @@ class Opaque(EdgeAggregate):
 
     @property
     def splits_rows(self) -> bool:
-        """Whether a row's edges are taken in pieces, where there are many."""
+        """Whether a row's edges are taken in pieces, if there are many."""
         return bool(self.probed.calls)
 
     def edges_at_once(self, *, on_device: bool) -> int:
-        """Of a run: no budget's affair."""
+        """The most edges of a run, which does not depend on budgets."""
         of_edge = self.temporaries(self.probed.itemsize)[1]
         if on_device:
             return min(EDGES_AT_ONCE_ON_DEVICE, max(_FEWEST_EDGES, _RUN_BYTES_ON_DEVICE // of_edge))
@@ -205,7 +209,7 @@ class Opaque(EdgeAggregate):
         return torch.cat(parts)
 
     def _graph(self, run: TileEdges, rows: int) -> Neighbourhood:
-        """That of a run, which is the same in every epoch."""
+        """Return the graph of a run, which is the same in every epoch."""
         retained, name = run.retained, _name(run, rows)
         found: Neighbourhood | None = None if retained is None else retained.get(name)
         if found is not None and not found.edge_index_2E._version:  # nor has the layer written to it
@@ -219,7 +223,7 @@ class Opaque(EdgeAggregate):
     def _recorded(
         self, key: Key, module: nn.Module, run: TileEdges, near: Neighbourhood, x_SC: Tensor, rows: int
     ) -> Tensor:
-        """A run's rows, computed under autograd, be it retained or not, so that these have the same bits."""
+        """Return a run's rows computed under autograd, whether retained or not, so that the bits are the same."""
         name, found = (self, _name(run, rows)), self.probed
         padding = found.padding_bytes
         edge_bytes = found.edge_bytes + _BYTES_PER_EDGE + (PADDED_EDGE - 1) * padding
@@ -240,13 +244,13 @@ class Opaque(EdgeAggregate):
         return result.detach()
 
     def _when(self, key: Key) -> tuple[int, ...]:
-        """Epoch and versions of the parameters, which an optimizer's step changes."""
+        """Return epoch and versions of the parameters, which an optimizer's step changes."""
         return key.epoch, *(parameter._version for parameter in self.parameters)
 
     def _runs(
         self, key: Key, tile: TileEdges, source: Tensor | BucketRows, totals: dict[int, list[Total]]
     ) -> Iterator[tuple[TileEdges, SplitRow | None]]:
-        """Those of a tile; where one is a row of more edges than are taken at once, split: ``totals`` are its own, by
+        """Yield the runs of a tile. A row with more edges than are taken at once is split; ``totals`` are its own, by
         row."""
         place, module = tile.indices_E.device, self._own_module()
         most = min(edges_at_once(place), self.edges_at_once(on_device=place.type != "cpu"))
@@ -266,8 +270,8 @@ class Opaque(EdgeAggregate):
     def backward_targets(
         self, key: Key, tile: TileEdges, source: Tensor | BucketRows, own: Tensor, groups: range
     ) -> Scattered:
-        """From a tile's rows of the result's gradient, ``own``, with those of the target if there is one behind it, to
-        those of all that it depends on."""
+        """Return the gradients of everything it depends on, from a tile's rows of the result's gradient, ``own``,
+        followed by the target's rows if there is a target."""
         trains = self.rows_train
         tile, source = self.joined(tile, source, own[:, self.result :])
         own = own[:, : self.result]
@@ -289,11 +293,11 @@ class Opaque(EdgeAggregate):
         return Scattered(rows, others, pairs)
 
     def _of_sources(self, found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Gradients of sources' rows without the columns that targets alone have."""
+        """Return gradients of sources' rows, without the columns that only targets have."""
         return found[0], found[1][:, : self.source.columns]
 
     def joined(self, tile: TileEdges, source: Any, own: Tensor) -> tuple[TileEdges, Any]:
-        """The tile and what it gathers from, where targets' own rows lie in another matrix than sources'."""
+        """Return the tile and what it gathers from, if targets' own rows are in another matrix than sources'."""
         if self.target is None:
             return tile, source
         columns = self.layer.columns
@@ -308,7 +312,8 @@ class Opaque(EdgeAggregate):
         parameters: Sequence[nn.Parameter],
         totals: dict[int, list[Total]],
     ) -> Iterator[tuple[int, Part]]:
-        """From a tile's rows of the result's gradient, run by run, and where its rows begin among the tile's."""
+        """Yield the gradients run by run, from a tile's rows of the result's gradient, with where the run's rows begin
+        in the tile."""
         module, trains = self._own_module(), self.rows_train
         for run, split in self._runs(key, tile, source, totals):
             start = run.start - tile.start
@@ -335,7 +340,8 @@ class Opaque(EdgeAggregate):
         return pulled, []  # those of parameters came with the scattered rows
 
     def _of_edge(self, own_bytes: int, itemsize: int) -> int:
-        """Bytes of an edge, of which the layer takes so many, the node that it brings included."""
+        """Return the bytes of an edge, for a layer that takes ``edge_bytes`` for it, including the node that it
+        brings."""
         rows_bytes = (1 + (self.target is not None)) * self.layer.columns * itemsize  # of two matrices, wide as both
         return own_bytes + rows_bytes + self._masks + _BYTES_PER_EDGE + (PADDED_EDGE - 1) * self.probed.padding_bytes
 
@@ -392,8 +398,8 @@ class Opaque(EdgeAggregate):
         return _WAITING_BYTES // (self.layer.columns * self.probed.itemsize)
 
     def _run(self, key: Key, near: Neighbourhood, compute: Callable[[], R]) -> R:
-        """What ``compute`` gives of ``near``. Where nothing was found to be dropped, calls are not watched on the CPU,
-        which takes a quarter of the time of few edges: that torch's generator has not moved on says the same."""
+        """Return ``compute()`` for ``near``. If no dropout was found, its calls are not watched on the CPU, which saves
+        a quarter of the time for few edges; that torch's generator has not advanced shows the same."""
         if self._module.training and not self.probed.dropped and near.others_S.device.type == "cpu":
             before = torch.get_rng_state()
             found = compute()
@@ -404,8 +410,8 @@ class Opaque(EdgeAggregate):
 
     @contextmanager
     def _running(self, key: Key, near: Neighbourhood) -> Iterator[None]:
-        """While the layer runs on ``near``: sums in one order, and in training the masks of this epoch, of a layer that
-        has dropped nothing too, in case that it does so after all."""
+        """A context while the layer runs on ``near``: sums in one order, and in training the masks of this epoch, which
+        also detect dropout in a layer that had none when tried."""
         where, dropped = self.layer.where, self.probed.dropped
 
         def mask(call: int, p: float) -> EdgeDropout:
@@ -419,7 +425,7 @@ class Opaque(EdgeAggregate):
             yield
 
     def _own_module(self) -> nn.Module:
-        """This thread's copy: a layer may keep something while it runs."""
+        """Return this thread's copy, since a layer may keep state while it runs."""
         module: nn.Module | None = getattr(self._of_thread, "module", None)
         if module is None:
             module = self._of_thread.module = sharing(self._module, self.layer.where)
@@ -427,13 +433,13 @@ class Opaque(EdgeAggregate):
 
 
 def _name(run: TileEdges, rows: int) -> tuple[int, ...]:
-    """What tells a run of rows from any other, and how many rows it gathers from."""
+    """Return a key of a run of rows and of how many rows it gathers from."""
     return run.start, run.rows, run.indices_E.shape[0], rows
 
 
 class Content(pickle.Pickler):
-    """Of objects: of tensors the numbers, not where these lie; of weights the shape, since what is found out about a
-    layer must be true of others, too; classes and functions by their names."""
+    """Pickles objects by content: tensors by their numbers, weights by their shape only, since what is found about a
+    layer must hold for others, too; classes and functions by name."""
 
     def reducer_override(self, one: Any) -> Any:
         if type(one).__module__ == "torch_geometric.inspector":  # it knows of a class, and more from call to call
@@ -447,8 +453,8 @@ class Content(pickle.Pickler):
 
 
 def digest(*objects: Any, pickler: type[Content] = Content) -> bytes | None:
-    """The same for objects that are made alike, but for the values of weights; None where that cannot be told: of
-    nameless classes and functions, and of whatever does not let itself be pickled."""
+    """Return a digest that is equal for objects made alike, except for the values of weights; None for nameless classes
+    and functions, and for anything that cannot be pickled."""
     content = BytesIO()
     try:
         pickler(content).dump(objects)
@@ -467,8 +473,8 @@ def lower_opaque(
     parts: tuple[Any, ...] = (),
     kind: type[Opaque] = Opaque,
 ) -> Value:
-    """What an opaque layer gives for these arguments, ``parts`` of it if it gives several; ModelError where it
-    cannot be run tile by tile."""
+    """Return what an opaque layer gives for these arguments, or ``parts`` of it if it gives several. Raises ModelError
+    if it cannot be run tile by tile."""
     layer, values = layer_of(conv, where, args, kwargs, parts)
     rows, setting, relation = dict(zip(layer.rows, values, strict=True)), assembly.setting, layer.relation
     source = assembly.matrix(where, [rows[name] for name in layer.of_sources])  # as a run gathers rows of one

@@ -4,10 +4,10 @@
     forward    targets pull m = the source's rows over in-edges                  → p: the result, and what is kept
     loss, …    from the gradient of the result, p and the target's own row       → dp: what sources pull of a target
     backward   sources pull dp over out-edges, with their own row of m           → dm: the gradient of the source's rows
-    targets    where the target's own row has a gradient that only edges tell:
+    targets    if the gradient of the target's own row depends on edges:
                targets pull m again, with their own row of dp                    → dt
 
-Everything is laid out group after group, heads or single columns, so that any number of groups is a slab by itself.
+Everything is laid out group after group (heads or single columns), so that any number of groups is a slab by itself.
 
 Shapes: N rows of a slab, R rows of the tile, H heads and C channels of a head.
 """
@@ -34,29 +34,31 @@ from ooc.storage.types import EdgeType
 # (tools/bench_plan), and by single tiles, for how it grows with columns.
 
 _ATTENDED_BYTES = (1700, 660)
-"""Of GAT's attention for an edge, and for each of its heads, forward as backward."""
+"""Bytes of GAT's attention for an edge, and for each of its heads, forward as well as backward."""
 _DROPPED_BYTES = (3400, 490)
-"""The same of dropout."""
+"""Further bytes for dropout, likewise."""
 _ATTENDED_ROW_BYTES = 18000
-"""For each head of a row, however few edges it has,"""
+"""Bytes for each head of a row, however few edges it has."""
 _ATTENDED_TIMES = 40
-"""and how often each value of a row."""
+"""How often each value of a row is streamed."""
 _ATTENDED_OPERATORS = 60
-"""Of a tile however few edges it has: 0.9 ms, in which other threads compute nothing; and as many of dropout."""
+"""Operators of a tile, however few edges it has: 0.9 ms, in which other threads compute nothing; as many again for
+dropout."""
 _LOOP_OPERATORS = 6
-"""Of a tile where a loop is compiled."""
+"""Operators of a tile if the loop is compiled."""
 _LOOP_BYTES = 1700
-"""Of an edge in a compiled loop, however narrow that is."""
+"""Bytes of an edge in a compiled loop, however narrow it is."""
 _HEAD_BYTES = 128
-"""Of columns of a head, whose loop takes twice as long as that of none."""
+"""Bytes of a head's columns for which the loop takes twice as long as without columns."""
 _PIECE_NBYTES = 2 << 20
-"""Of what a layer makes of a piece of edges, where rows have few enough of them or are cut: no budget's affair."""
+"""The most bytes that a layer makes for a piece of edges, if rows have few enough edges or are cut. It does not depend
+on budgets."""
 _FEWEST_EDGES = 16
-"""Of a piece, however much that is."""
+"""The fewest edges of a piece, whatever they take."""
 
 
 class Pulling(Enum):
-    """Which of the pulls of an aggregation."""
+    """The pulls of an aggregation."""
 
     FORWARD = "forward"
     SOURCES = "sources"
@@ -64,19 +66,19 @@ class Pulling(Enum):
 
 
 def attended(row_bytes: int, heads: int, *, drops: bool = False) -> EdgeWork:
-    """What GAT's attention computes, of rows of the result of so many bytes."""
+    """Return the work of GAT's attention, for rows of the result of ``row_bytes`` bytes."""
     edge, head = (one + dropped * drops for one, dropped in zip(_ATTENDED_BYTES, _DROPPED_BYTES, strict=True))
     of_row = heads * _ATTENDED_ROW_BYTES + _ATTENDED_TIMES * row_bytes
     return EdgeWork(edge, head, of_row, _LOOP_OPERATORS if are_compiled() else _ATTENDED_OPERATORS * (1 + drops))
 
 
 def edges_at_once(bytes_per_edge: int) -> int:
-    """Edges of a piece, each of which takes so much."""
+    """Return the edges of a piece, if each takes ``bytes_per_edge``."""
     return min(EDGES_PER_PIECE, max(_PIECE_NBYTES // bytes_per_edge, _FEWEST_EDGES))
 
 
 class Key(Protocol):
-    """What dropout's masks are drawn for besides edges."""
+    """What dropout's masks are keyed by, beside edges."""
 
     seed: int
     epoch: int
@@ -84,9 +86,9 @@ class Key(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Scattered:
-    """Of a tile: the gradient of its own rows [R, C]; ``others``, ascending rows of the source, none twice, and what is
-    to be added to their gradients [S, C], part after part and tile after tile, computed as they are taken where they
-    are many; and the gradients of parameters."""
+    """The gradients that a tile scatters. ``rows``: the gradient of its own rows [R, C]; ``others``: ascending rows of
+    the source without repeats, with what is added to their gradients [S, C], part after part, computed as they are
+    taken if they are many; ``parameters``: the gradients of parameters."""
 
     rows: Tensor
     others: Iterable[tuple[Tensor, Tensor]]
@@ -94,28 +96,27 @@ class Scattered:
 
 
 class EdgeAggregate(Aggregate):
-    """The common part. ``groups`` know nothing of one another; a row of the value is p, the result's ``result``
-    columns first in every group; only these have a gradient. ``target``: rows of its own that a target brings.
-    ``keep``: there is a backward pass. ``before``: the result over other edges, from which it goes on; ``after``: the
-    one that goes on from it.
-    """
+    """The base of aggregations that compute something for every edge. ``groups`` are independent of one another. A row
+    of the value is p: in every group, the result's ``result`` columns first, which alone have a gradient. ``target``:
+    the own rows that a target brings. ``keep``: there is a backward pass. ``before``: the aggregation over other edges
+    that it continues; ``after``: the one that continues it."""
 
     before: "EdgeAggregate | None" = None
     after: "EdgeAggregate | None" = None
     joint = False
-    """Whether another one goes on from its result, of which nothing else is made."""
+    """Whether another aggregation continues it, so that nothing else uses its result."""
 
     direction: EdgesKey = Direction.IN
-    """Along which edges targets pull."""
+    """The edges along which targets pull."""
     of_one_space = False
     pulls_targets = False
     """Whether the gradient of the target's own rows takes a pull of its own."""
     edge_features = 0
-    """How many features of an edge it takes."""
+    """The number of edge features that it takes."""
     p = 0.0
-    """Of dropout."""
+    """The dropout probability."""
     slices = 1
-    """How many groups, one set after the other, share what is computed of an edge."""
+    """How many successive groups share what is computed of an edge."""
 
     def __init__(
         self, index: int, source: Value, target: Value | None, *, groups: int, result: int, kept: int, keep: bool
@@ -132,7 +133,7 @@ class EdgeAggregate(Aggregate):
         self._known: dict[int, memory.Bounds] = {}
 
     def over(self, relation: EdgeType) -> None:
-        """Have it over the edges of one type, of a graph with several."""
+        """Make it an aggregation over the edges of one type, in a graph with several."""
         self.scaling = scaling = RelationScaling(self.scaling.basic, relation)
         self.direction = RelationEdges(relation.folder, Direction.OUT if scaling.basic.reversed else Direction.IN)
         self.space = ends_of(scaling)[1]
@@ -149,8 +150,8 @@ class EdgeAggregate(Aggregate):
         return (self,) if self.target is None else (self, self.target)
 
     def rehearse(self, key: Key, dtype: torch.dtype, kept: torch.dtype) -> None:
-        """Have the pulls of a row without edges, so that loops which are compiled are so before they are timed.
-        ``kept``: in place of ``dtype`` what is between passes."""
+        """Pull a row without edges, so that loops are compiled before they are timed. ``kept``: the type of values kept
+        between passes, instead of ``dtype``."""
         if self.before is not None or self.after is not None:
             return
         features = torch.zeros(0, self.edge_features, dtype=dtype) if self.edge_features else None
@@ -169,7 +170,7 @@ class EdgeAggregate(Aggregate):
 
     @property
     def pulled_target_columns(self) -> int:
-        """Columns of what targets pull in the backward pass."""
+        """The columns that targets pull in the backward pass."""
         raise NotImplementedError
 
     @property
@@ -179,54 +180,55 @@ class EdgeAggregate(Aggregate):
 
     @property
     def brought(self) -> Value | None:
-        """What targets bring rows of."""
+        """The value whose rows targets bring."""
         return self.target
 
     @property
     def own_values(self) -> tuple[Value, ...]:
-        """The values of which a target needs its own row to pull."""
+        """The values whose own row a target needs to pull."""
         return tuple(value for value in (self.target, self.before) if value is not None)
 
     def forward(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
-        """p of a tile's rows; ``own`` are the target's."""
+        """Return p of a tile's rows; ``own`` are the target's."""
         raise NotImplementedError
 
     def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """dp of a tile's rows from the gradient of the result; and the gradient of the target's rows, where that tells
-        it."""
+        """Return dp of a tile's rows from the gradient of the result; and the gradient of the target's rows, if that
+        determines it."""
         raise NotImplementedError
 
     def backward_sources(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
-        """dm of a tile's rows from a slab of dp; ``own`` are the rows of m."""
+        """Return dm of a tile's rows from a slab of dp; ``own`` are the rows of m."""
         raise NotImplementedError
 
     def backward_targets(
         self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range
     ) -> Tensor | Scattered:
-        """What targets pull of m in the backward pass; ``own`` are the rows of dp."""
+        """Return what targets pull of m in the backward pass; ``own`` are the rows of dp."""
         raise NotImplementedError
 
     def target_gradient(self, pulled: Tensor) -> tuple[Tensor, list[tuple[nn.Parameter, Tensor]]]:
-        """From what targets pulled to the gradient of their own rows, and of parameters."""
+        """Return the gradients of the target's own rows, and of parameters, from what targets pulled."""
         raise NotImplementedError
 
     def bounds(self, itemsize: int) -> memory.Bounds:
-        """On what the pulls take."""
+        """Return bounds on the memory of the pulls."""
         raise NotImplementedError
 
     def _bounds(self, itemsize: int) -> memory.Bounds:
-        """The same, asked for with every tile."""
+        """The same bounds, cached, since every tile asks for them."""
         if itemsize not in self._known:
             self._known[itemsize] = self.bounds(itemsize)
         return self._known[itemsize]
 
     def temporaries(self, itemsize: int) -> tuple[int, int, int]:
-        """Edges at once, bytes for each of them and for each row, and bytes a row beside that, of any of the pulls."""
+        """Return edges at once, bytes for each of them and for each row, and further bytes a row, for any of the
+        pulls."""
         per_edge, per_row = self._bounds(itemsize).of_torch
         return edges_at_once(per_edge), per_edge, per_row
 
     def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
-        """The same on a device with memory of its own."""
+        """Return the same for a device with memory of its own."""
         return memory.EVERY_EDGE, *self._bounds(itemsize).on_device
 
     @property
@@ -236,13 +238,14 @@ class EdgeAggregate(Aggregate):
 
     @property
     def takes_narrow(self) -> bool:
-        """Whether these compute in float32 with rows of bfloat16; terms of edges would be made of the rows' type."""
+        """Whether the loops compute in float32 with rows of bfloat16; terms of edges would be made in the rows'
+        type."""
         return self.in_loops and self.edge_features == 0
 
     def per_edge(
         self, pulling: Pulling, columns: int, own: str | None, itemsize: int, *, on_device: bool = False
     ) -> PerEdge:
-        """How the planner is to think of one of the pulls; ``on_device``: of a device with memory of its own."""
+        """Return how the planner should model one of the pulls; ``on_device``: on a device with memory of its own."""
         if on_device:  # where every group is computed by itself
             return PerEdge(self.groups, columns, own, *self.device_temporaries(itemsize))
         work = self.work(pulling, itemsize)
@@ -255,19 +258,19 @@ class EdgeAggregate(Aggregate):
         return PerEdge(*numbers, slices=self.slices, work=work)
 
     times_streamed: ClassVar[Mapping[Pulling, float]] = {}
-    """How often what a pull has at a time for an edge is written or read."""
+    """How often a pull's temporaries of an edge are written or read."""
     edge_bytes = 3800
-    """Of an edge where something as wide as a row is computed for it, however narrow that is."""
+    """Return the bytes of an edge, if something as wide as a row is computed for it, however narrow that is."""
 
     @property
     def times_compiled(self) -> Mapping[Pulling, float]:
-        """How often an edge's columns of the result are moved in the time that its compiled loop takes beside fetching:
-        of 500,000 nodes, 20 edges a node and 128 columns (tools/bench_roofline), by what GAT's takes and is counted
-        for; nothing where none is told."""
+        """How often an edge's columns of the result could be moved in the time of its compiled loop beside fetching:
+        for 500,000 nodes, 20 edges a node and 128 columns (tools/bench_roofline), relative to GAT's measured time and
+        count; 0 if unknown."""
         return {}
 
     def work(self, pulling: Pulling, itemsize: int) -> EdgeWork:
-        """How long the CPU takes for one of the pulls, fetching aside."""
+        """Return how long the CPU takes for one of the pulls, without fetching."""
         if self.in_loops and self.times_compiled:
             of_all = int(self.times_compiled[pulling] * self.groups * self.result * itemsize)
             return EdgeWork(_LOOP_BYTES, of_all // (self.groups // self.slices))
@@ -276,12 +279,12 @@ class EdgeAggregate(Aggregate):
         return EdgeWork(self.edge_bytes, of_head)
 
     def _edges(self, tile: TileEdges, itemsize: int) -> TileEdges:
-        """Those of a tile as the kernels take them."""
+        """Return a tile's edges as the kernels take them."""
         return replace(tile, edges_per_piece=self.temporaries(itemsize)[0])
 
 
 class Maximum(EdgeAggregate):
-    """The largest of the neighbours' values, column by column; 0 where there are none."""
+    """The largest of the neighbours' values, column by column; 0 for a row without edges."""
 
     times_streamed: ClassVar[Mapping[Pulling, float]] = {Pulling.FORWARD: 3, Pulling.SOURCES: 4.75}
 
@@ -311,7 +314,7 @@ class Maximum(EdgeAggregate):
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """What attentions have in common. ``site`` keys the masks of their dropout; ``slices``: into how many groups of
+    """The common options of attentions. ``site`` keys the masks of their dropout; ``slices``: into how many groups of
     channels each head is cut."""
 
     heads: int
@@ -328,8 +331,8 @@ class Attention(EdgeAggregate):
     options: AttentionOptions
 
     def work(self, pulling: Pulling, itemsize: int) -> EdgeWork:
-        """Of a loop, with what softmaxes take of a row however few edges it has, and of an edge however narrow a head
-        is: as much as ``_HEAD_BYTES`` of its columns."""
+        """Return the work of a loop, including a softmax's work for a row however few edges it has, and for an edge
+        however narrow a head is: as much as ``_HEAD_BYTES`` of its columns."""
         work = super().work(pulling, itemsize)
         if not self.in_loops:
             return work
@@ -349,8 +352,8 @@ class Attention(EdgeAggregate):
 
 
 class GatAttention(Attention):
-    """GAT's: sources bring z and a_src, targets a_dst. Without a ``negative_slope`` coefficients are signed, of no
-    softmax."""
+    """GAT's attention: sources bring z and a_src, targets a_dst. Without a ``negative_slope``, coefficients are signed
+    and have no softmax."""
 
     def __init__(
         self,

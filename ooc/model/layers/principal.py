@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PNAConv as values, where what it makes of an edge is one linear map of both ends; and its aggregations for others.
+"""PNAConv as values, if its message is one linear map of both ends; and PNA's aggregations for other layers.
 
-Such a message is m_e = a_i + c_j, the row's own share and the neighbour's, so that every aggregation that PNA names is
-one of c_j alone, with a_i put on afterwards: sums and means, maxima, minima as maxima of -c_j; and a variance is that
-of c_j. So a row pulls Σ c_j, Σ c_j² and how many neighbours it has, and the largest c_j and -c_j; all else is computed
+Such a message is m_e = a_i + c_j, the row's own share plus the neighbour's. So every aggregation that PNA names is one
+of c_j alone, with a_i added afterwards: sums and means, maxima, minima as maxima of -c_j; and the variance is that of
+c_j. A row pulls Σ c_j, Σ c_j² and its number of neighbours, and the largest c_j and -c_j; everything else is computed
 row by row.
 
 Shapes: R rows, T towers of F columns, K = T·F.
@@ -35,16 +35,17 @@ _SCALES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "linear": lambda scaled, degree: degree / scaled.avg_deg_lin,
     "inverse_linear": lambda scaled, degree: scaled.avg_deg_lin / degree.clamp(min=1),
 }
-"""What DegreeScalerAggregation multiplies by."""
+"""The factors of DegreeScalerAggregation."""
 _ROWS_TRIED = 320, 64
 _MARGIN = 1.25
-"""For what operators need for themselves."""
+"""A margin for the temporaries of operators."""
 _LEAST_VARIANCE = 1e-5
-"""Of which StdAggregation takes the root; below it, 0."""
+"""The smallest variance of which StdAggregation takes the root; below it the result is 0."""
 
 
 def aggregators_of(aggregation: Any) -> list[nn.Module]:
-    """Those that it puts side by side, each scaled by degrees if that is told; none if there is no formula for it."""
+    """Return the aggregations that it puts side by side, each scaled by degrees if asked; none if there is no formula
+    for it."""
     is_scaled = type(aggregation) is aggr.DegreeScalerAggregation
     several = aggregation.aggr if is_scaled else aggregation
     if is_scaled and not set(aggregation.scaler) <= set(_SCALES):
@@ -62,7 +63,7 @@ def aggregators_of(aggregation: Any) -> list[nn.Module]:
 
 
 def lower_aggregation(aggregation: Any, call: Call, source: Value) -> Value:
-    """What it makes of the rows of in-neighbours, ``aggregators_of`` it being some."""
+    """Return its result over in-neighbours, if ``aggregators_of`` gives some."""
     aggregators, assembly, columns = aggregators_of(aggregation), call.assembly, source.columns
     if type(aggregation) is aggr.MinAggregation:
         return assembly.sum([(-1.0, call.per_edge(Maximum, assembly.sum([(-1.0, source)])))])
@@ -77,7 +78,7 @@ def lower_aggregation(aggregation: Any, call: Call, source: Value) -> Value:
 
 
 def lower_pna(conv: Any, call: Call) -> Value:
-    """PNAConv, of maps that draw no random numbers behind the aggregation, and linear ones before it."""
+    """Lower PNAConv, if maps after the aggregation draw no random numbers and those before it are linear."""
     is_scaled, drawn = type(conv.aggr_module) is aggr.DegreeScalerAggregation, (nn.RReLU, nn.Dropout, nn.AlphaDropout)
     linear = conv.edge_dim is None and all(len(net) == 1 and is_linear(net[0]) for net in conv.pre_nns)
     draws = any(isinstance(part, drawn) for part in conv.post_nns.modules())
@@ -114,8 +115,8 @@ def lower_pna(conv: Any, call: Call) -> Value:
 
 
 def _pulled(call: Call, source: Value, aggregators: Sequence[nn.Module]) -> list[Value]:
-    """What rows pull for them: Σ c_j and Σ c_j², where some ask for them, and how many there are; and the largest c_j
-    or -c_j, or both, as they look for extremes."""
+    """Return what rows pull for these aggregations: Σ c_j and Σ c_j², if needed, and their number; and the largest c_j
+    or -c_j, or both, for extremes."""
     are_extremes, squared = ([isinstance(one, kind) for one in aggregators] for kind in (tuple(_EXTREMES), _SQUARES))
 
     def summands(rows: Tensor) -> Tensor:
@@ -133,7 +134,7 @@ def _pulled(call: Call, source: Value, aggregators: Sequence[nn.Module]) -> list
 def _found(
     aggregators: Sequence[nn.Module], own: Tensor | float, columns: int, total_RW: Tensor, *largest_RW: Tensor
 ) -> list[Tensor]:
-    """What each makes of messages a_i + c_j, ``own`` being a, of so many columns."""
+    """Return the result of each aggregation of messages a_i + c_j, where ``own`` is a, with this many columns."""
     degree_R1 = total_RW[:, -1:]
     count_R1, sum_RK = degree_R1.clamp(min=1), total_RW[:, :columns]
     mean_RK = sum_RK / count_R1
@@ -159,7 +160,7 @@ def _found(
 
 
 def _scaled(aggregation: Any, rows: Tensor, degree: Tensor) -> Tensor:
-    """By what a DegreeScalerAggregation multiplies by, side by side; as they are by others."""
+    """Return rows times the factors of a DegreeScalerAggregation, side by side; unscaled for other aggregations."""
     if type(aggregation) is not aggr.DegreeScalerAggregation:
         return rows
     return torch.cat([rows * _SCALES[name](aggregation, degree) for name in aggregation.scaler], dim=-1)
@@ -168,7 +169,7 @@ def _scaled(aggregation: Any, rows: Tensor, degree: Tensor) -> Tensor:
 def _columns_made(
     function: RowFunction, tails: Sequence[Sequence[int]], parameters: Sequence[Tensor], dtype: torch.dtype
 ) -> int:
-    """Numbers a row that ``function`` and its gradient have alive at once, by what they take on some more rows."""
+    """Return the numbers a row that ``function`` and its gradient have alive at once, measured by adding rows."""
 
     def peak_bytes(rows: int) -> int:
         given = [torch.ones(rows, *tail, dtype=dtype, requires_grad=True) for tail in tails]

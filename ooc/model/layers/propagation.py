@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a convolution without a formula computes of edges, and nothing besides: its ``propagate``, as a layer that runs
-as it is.
+"""The general path of a convolution without a formula: only what it computes of edges, its ``propagate``, runs as it
+is.
 
-Its own ``forward`` is traced as a model's is. What stands before ``propagate`` and behind it and looks at rows alone
-becomes values, computed once for every row. What looks at edges, a network of their features or self-loops that are
-added, is put by as ``OfEdges`` until ``propagate`` asks for it, and is computed with it on the graph around some rows.
+The convolution's ``forward`` is traced as a model's is. Calls before and after ``propagate`` that look at rows alone
+become values, computed once for every row. Calls that look at edges, such as a network of their features or added
+self-loops, are deferred as ``OfEdges`` until ``propagate`` needs them, and are computed with it on the graph around
+some rows.
 
-So is what adds up edges to rows besides, degrees for one: PyG's ``gcn_norm`` is two such layers, one that gives every
-row its degree, and one that is given the roots of these as rows, of sources as of targets.
+The same holds for other sums of edges to rows, such as degrees: PyG's ``gcn_norm`` becomes two such layers, one that
+gives every row its degree, and one that is given their roots as rows of both ends.
 
 Shapes: S nodes of the graph around some rows.
 """
@@ -32,34 +33,34 @@ from ooc.model.lowering.values import Codes, Ones, RowCount, Value
 ADD_UP = scatter, degree
 """PyG's functions that make rows of edges beside ``propagate``."""
 COUNTS = degree, torch.bincount, "bincount"
-"""What is given an index alone."""
+"""Functions that are given an index alone."""
 BY_INDEX = *COUNTS[1:], "index_add", "scatter_add", "scatter_reduce", "index_reduce", torch.index_add, torch.scatter_add
-"""Torch's."""
+"""Torch's functions that make rows of edges by an index."""
 _EXPANDED = "unsqueeze", "expand", "expand_as", "view", "repeat", operator.getitem
-"""What becomes of an index before."""
+"""Methods that expand an index before."""
 _TREES = tuple, list, dict, slice
-"""What arguments may lie in."""
+"""Containers of arguments."""
 
 
 @dataclass(frozen=True, eq=False)
 class OfEdges:
-    """A call of a convolution's trace, or of a model's, that looks at edges. Among its arguments may be other such
-    calls, and calls whose result depends on parameters alone; rows; edges and what they carry."""
+    """A deferred call on edges, from the trace of a convolution or a model. Its arguments may include other such calls,
+    calls that depend on parameters alone, rows, edges and their data."""
 
     number: float
-    """Later ones may write into what earlier ones gave."""
+    """The order of calls: later ones may write into the results of earlier ones."""
     kind: str
-    """As a node of torch.fx has it."""
+    """The kind of call, as in torch.fx."""
     target: Any
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
     def __deepcopy__(self, memo: object) -> Self:
-        """Itself: nobody changes it, and copies of layers have the same steps."""
+        """Return itself: it never changes, so copies of layers share their steps."""
         return self
 
     def part(self, key: int | str) -> "OfEdges":
-        """One of several results."""
+        """Return one of several results."""
         return OfEdges(self.number + 0.5, "call_function", operator.getitem, (self, key), {})
 
     @property
@@ -70,7 +71,7 @@ class OfEdges:
         return isinstance(self.args[0], OfEdges) and self.args[0].kind == "call_module"
 
     def with_all_before(self) -> list["OfEdges"]:
-        """All calls that it depends on, and itself, in order."""
+        """Return all calls that it depends on, and itself, in order."""
         found, waiting = set[OfEdges](), [self]
         while waiting:
             found.add(one := waiting.pop())
@@ -82,13 +83,14 @@ class OfEdges:
 
 @dataclass(frozen=True)
 class _Given:
-    """Stands for what is known by this name."""
+    """Stands for an argument or result of this name."""
 
     name: str | int
 
 
 class Propagation(nn.Module):
-    """``steps``, the calls of ``conv`` that look at edges, in order; the result is that of the last one."""
+    """A module that makes ``steps``, the calls of ``conv`` on edges, in order, and returns the result of the last
+    one."""
 
     def __init__(self, conv: nn.Module, steps: Sequence[OfEdges]) -> None:
         super().__init__()
@@ -96,12 +98,12 @@ class Propagation(nn.Module):
         self.flow = _flow_of(steps) or getattr(conv, "flow", "source_to_target")
         self.steps = tuple(steps)
         self.own_rows: tuple[str, ...] = ()
-        """Names of rows of targets that lie in a matrix of their own."""
+        """Names of targets' rows that lie in a matrix of their own."""
 
     def forward(self, edge_index: Tensor, **given: Any) -> Any:
-        """Rows and what edges carry have the names that ``steps`` know them by. Rows are those of all nodes [S, …], or
-        a pair of these and those of targets, which are the first ones: then nothing is made for other nodes. Where
-        targets are of another type than sources, or alone look some rows up, those are ``own``."""
+        """Run the steps. Rows and edge data have the names that ``steps`` refer to. Rows are those of all nodes [S, …],
+        or a pair of these and those of targets, which come first; then nothing is made for other nodes. If targets are
+        of another type than sources, or alone look some rows up, those are ``own``."""
         rows = next(values for name, values in given.items() if name.startswith("rows"))
         known: dict[Any, Any] = {**given, "edge_index": edge_index}
         targets = next((values for name, values in given.items() if name.startswith("own")), rows)
@@ -119,7 +121,7 @@ class Propagation(nn.Module):
 
 
 def _flow_of(steps: Sequence[OfEdges]) -> str:
-    """To which of their ends the last one adds edges up, or of what the last is computed, if it says so."""
+    """Return to which end the last step adds edges up, or the step that it depends on; "" if unknown."""
     last = steps[-1]
     while last.target not in (*ADD_UP, *BY_INDEX):
         leaves: list[Any] = []
@@ -139,7 +141,7 @@ def _flow_of(steps: Sequence[OfEdges]) -> str:
 
 
 def _filled(tree: Any, known: Mapping[Any, Any], end: int) -> Any:
-    """``tree`` with what is known in place of what stands for it; of rows in pairs those at one end."""
+    """Return ``tree`` with known arguments in place of their names; for rows in pairs, those of one end."""
     if isinstance(tree, _Given):
         found = known[tree.name]
         return found[end] if isinstance(found, tuple) and str(tree.name).startswith("rows") else found
@@ -147,7 +149,7 @@ def _filled(tree: Any, known: Mapping[Any, Any], end: int) -> Any:
 
 
 def _both_ends(given: Any, known: Mapping[Any, Any]) -> Any:
-    """The arguments, or those by name, with rows of sources and of targets where both were given."""
+    """Return the arguments, by position or name, with rows of sources and targets where both were given."""
 
     def of(one: Any) -> Any:
         if isinstance(one, (tuple, list)) and len(one) == 2:
@@ -166,9 +168,9 @@ def lower_propagation(
     assembly: Assembly,
     own: Collection[Value] = (),
 ) -> Value:
-    """What ``last``, a call of ``conv`` on edges, gives for every row. ModelError where it cannot be run so. ``like``:
-    any rows of these nodes, by type; ``ends``: the types of nodes that edges lead from and to; ``own``: of rows of one
-    type those that only targets have looked up, if no others are."""
+    """Return what ``last``, a call of ``conv`` on edges, gives for every row. Raises ModelError if it cannot be run
+    this way. ``like``: any rows of these nodes, by type; ``ends``: the node types that edges lead from and to; ``own``:
+    with one node type, rows that only targets have looked up."""
     given, names = dict[str, Any](), dict[Any, _Given]()
     source, target = ends
 

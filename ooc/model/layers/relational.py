@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyG's layers that take all types of edges at once, as values.
+"""PyG's layers that take edges of all types at once, as values.
 
     HGTConv     every head attends to the edges of all types into a node together
     HANConv     GAT's attention over each type of edges; then Σ_r β_r relu(Z_r), β = softmax of q · mean tanh(k_lin(…))
     RGCNConv    Σ_r (A_r X) W_r + X W + b, as FastRGCNConv
     RGATConv    GAT's attention with a map W_r for each type of edges, over all edges together or over each type's
 
-HGTConv's key, value and query are linear in x, with its matrices by type of edges multiplied in: an edge's source has
-one product of its own for each of them. A softmax over edges of all types goes from type to type, joined with what it
-has come to by the logarithms of the sums of exponentials (``FunctionAttention``).
+HGTConv's key, value and query are linear in x, with its matrices by edge type multiplied in: an edge's source has a
+product of its own for each type. A softmax over edges of all types continues from type to type, joined with the result
+so far by the logarithms of the sums of exponentials (``FunctionAttention``).
 
 Shapes: R rows, H heads of C channels, I columns of x.
 """
@@ -33,12 +33,12 @@ from ooc.model.lowering.values import Value
 from ooc.storage.types import EdgeType
 
 ByType = dict[str, Value | None]
-"""Rows by type of nodes; None of those that no edge leads to."""
+"""Rows by node type; None for types without in-edges."""
 _OF_GRAPH = "; make it with that of the graph, data.metadata()"
 
 
 def lower_hgt(conv: Any, call: Call) -> ByType:
-    """HGTConv."""
+    """Lower HGTConv."""
     check_sum(conv, call)
     rows, graphs = _rows(call), _graphs(call)
     _check_linears(call, {"kqv_lin": conv.kqv_lin.lins, "out_lin": conv.out_lin.lins}, rows)
@@ -52,7 +52,7 @@ def lower_hgt(conv: Any, call: Call) -> ByType:
         return lambda: (lin.weight[width : 2 * width], lin.bias[width : 2 * width])
 
     def sources(lin: Any, number: int, p_rel: nn.Parameter) -> Weights:
-        """Key and value of every head [H · 2C, I]."""
+        """Return key and value of every head [H · 2C, I]."""
 
         def mapped(part: Tensor) -> Tensor:
             key, _, value = part.view(3, heads, width // heads, *part.shape[1:])
@@ -86,7 +86,7 @@ def lower_hgt(conv: Any, call: Call) -> ByType:
 
 
 def _skipped(call: Call, out: Value, x: Value, skip: nn.Parameter) -> Value:
-    """The layer's rows and its input's, by a learnt share, where they are as wide."""
+    """Return the layer's rows mixed with its input's by a learnt share, if they are as wide."""
     if out.columns != x.columns:
         return out
 
@@ -98,7 +98,7 @@ def _skipped(call: Call, out: Value, x: Value, skip: nn.Parameter) -> Value:
 
 
 def lower_han(conv: Any, call: Call) -> ByType:
-    """HANConv."""
+    """Lower HANConv."""
     check_sum(conv, call)
     if call.arguments["return_semantic_attention_weights"]:
         raise call.refuse("return_semantic_attention_weights is not supported")
@@ -122,7 +122,7 @@ def lower_han(conv: Any, call: Call) -> ByType:
 
 
 def _semantic(conv: Any, call: Call, parts: list[Value]) -> Value:
-    """Rows over the types of edges into them, weighted by how these are on average over all rows."""
+    """Return the rows over each edge type, combined with weights that depend on their averages over all rows."""
     assembly, q, count = call.assembly, conv.q, len(parts)
     moments = []
     for part in parts:
@@ -140,7 +140,7 @@ def _semantic(conv: Any, call: Call, parts: list[Value]) -> Value:
 
 
 def lower_rgcn(conv: Any, call: Call) -> Value:
-    """RGCNConv and FastRGCNConv."""
+    """Lower RGCNConv and FastRGCNConv."""
     assembly, x = call.assembly, call.matrix("x")
     if conv.aggr not in ALL_KNOWN:
         raise call.refuse(f"aggr={conv.aggr!r} is not supported; use {', '.join(ALL_KNOWN)}")
@@ -166,7 +166,7 @@ def lower_rgcn(conv: Any, call: Call) -> Value:
 
 
 def lower_rgat(conv: Any, call: Call) -> Value:
-    """RGATConv."""
+    """Lower RGATConv."""
     check_sum(conv, call)
     if conv.mod is not None or conv.attention_mode != "additive-self-attention":
         raise call.refuse("mod and attention_mode='multiplicative-self-attention' are not supported")
@@ -180,7 +180,7 @@ def lower_rgat(conv: Any, call: Call) -> Value:
     made = {number: _of_relation(conv, number, *given) for number in relations}
 
     def scores(numbers: Sequence[int]) -> Value:
-        """Of targets, for each head and type of edges."""
+        """Return the targets' scores, for each head and edge type."""
 
         def weights() -> tuple[Tensor, None]:
             return torch.stack([q.T @ made[number][0]() for number in numbers], dim=1).flatten(0, 1), None
@@ -216,11 +216,11 @@ def lower_rgat(conv: Any, call: Call) -> Value:
 
 
 Matrix = Callable[[], Tensor]
-"""W_r [O, I], as torch makes it of parameters."""
+"""A function that makes W_r [O, I] from parameters."""
 
 
 def _numbered(conv: Any, call: Call) -> dict[int, EdgeType]:
-    """The types of edges that the layer tells by their numbers, without those that there are no edges of."""
+    """Return the edge types by the layer's numbers, without those that have no edges."""
     if call.arguments["edge_index"] != Graph() or call.arguments["edge_type"] != EdgeKinds():
         raise call.refuse("it must be given the model's own edge_index and edge_type")
     types = call.assembly.setting.types
@@ -233,7 +233,7 @@ def _numbered(conv: Any, call: Call) -> dict[int, EdgeType]:
 def _of_relation(
     conv: Any, number: int, weight: nn.Parameter, comp: nn.Parameter | None
 ) -> tuple[Matrix, tuple[nn.Parameter, ...]]:
-    """W_r and what it is made of: a matrix of its own, with ``comp`` a mixture of bases, or blocks."""
+    """Return W_r and its parameters: a matrix of its own, a mixture of bases with ``comp``, or blocks."""
     if comp is not None:
         return lambda: torch.einsum("b,bio->oi", comp[number], weight), (weight, comp)
     if conv.num_blocks is not None:

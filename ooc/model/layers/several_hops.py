@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions that look further than one hop, or at rows of one hop by rules of their own, as values.
+"""Convolutions that reach further than one hop, or combine rows of one hop by rules of their own, as values.
 
     SSGConv         (α X + (1 - α)/K Σ_k A^k X) Wᵀ + b
     ChebConv        Σ_k T_k Wᵀ_k + b, T_0 = X, T_1 = L X, T_k = 2 L T_{k-1} - T_{k-2}
-    ARMAConv        mean over stacks of act(A H W + dropout(X) V + b), H = X, then what that gave, T times
+    ARMAConv        mean over stacks of act(A H W + dropout(X) V + b), H = X, then the result of that, T times
     EGConv          weights of each row, X Wᵀ + c, times A of its bases, head by head
     HypergraphConv  B (A X Wᵀ) + b, A the mean over in-neighbours and B that over out-neighbours; with attention both of
                     messages times a softmax over either
 
-A is GCN's normalised sum, in ChebConv the Laplacian's without self-loops. HypergraphConv takes each edge for a node's
+A is GCN's normalised sum; in ChebConv the Laplacian's, without self-loops. HypergraphConv takes each edge as a node's
 part in a hyperedge, of which there are as many as nodes.
 """
 
@@ -31,11 +31,12 @@ from ooc.model.lowering.values import Ones, Value
 from ooc.plan.workload import EdgeData
 
 _OTHERS = {"min": MinAggregation, "var": VarAggregation}
-"""By EGConv's names."""
+"""Aggregations by EGConv's names."""
 
 
 def lower_ssg(conv: Any, call: Call) -> Value:
-    """Of the columns of the input or, where the output is narrower and the input changes, of those of the output."""
+    """Lower SSGConv. The sum is over the input's columns, or, if the output is narrower and the input changes, over the
+    output's."""
     assembly, x, scaling = call.assembly, call.matrix("x"), gcn_scaling(conv, call)
     if conv.cached and not assembly.is_constant(x):
         raise call.refuse("cached=True keeps the first epoch's aggregation of an input that changes; it is not exact")
@@ -59,8 +60,8 @@ _LAPLACIANS = {
 
 
 def lower_cheb(conv: Any, call: Call) -> Value:
-    """The scaled Laplacian is c (D - A) - I, c = 2/λ, with D = I where it is normalised: then PyG's λ is 2 if it is not
-    given, twice the largest entry. Otherwise D is the out-degrees, self-loops counted as in A."""
+    """Lower ChebConv. The scaled Laplacian is c (D - A) - I with c = 2/λ. If it is normalised, D = I, and PyG's λ is 2
+    if not given, twice the largest entry. Otherwise D is the out-degrees, with self-loops counted as in A."""
     check_sum(conv, call)
     weighted, plain = call.takes("edge_weight", EdgeData.WEIGHT), conv.normalization is None
     scaling = _LAPLACIANS[conv.normalization][weighted]
@@ -93,7 +94,7 @@ def lower_cheb(conv: Any, call: Call) -> Value:
 
 
 def lower_arma(conv: Any, call: Call) -> Value:
-    """The stacks lie side by side."""
+    """Lower ARMAConv, with the stacks side by side."""
     assembly, x, scaling = call.assembly, call.matrix("x"), gcn_scaling(conv, call)
     stacks, bias, out = conv.num_stacks, conv.bias, x
     for layer in range(conv.num_layers):
@@ -118,8 +119,8 @@ def lower_arma(conv: Any, call: Call) -> Value:
 
 
 def _by_stack(call: Call, rows: Value, weight: nn.Parameter, place: int | None, *, spread: bool) -> Value:
-    """Every stack's product with its weight [K, I, O], the one at ``place`` if there are several; ``spread``: of all
-    the columns, not of the stack's own."""
+    """Return every stack's product with its weight [K, I, O], the one at ``place`` if there are several; ``spread``: of
+    all columns instead of the stack's own."""
 
     def product(rows_RC: Tensor) -> Tensor:
         weight_KIO = weight if place is None else weight[place]
@@ -132,7 +133,7 @@ def _by_stack(call: Call, rows: Value, weight: nn.Parameter, place: int | None, 
 
 
 def lower_eg(conv: Any, call: Call) -> Value:
-    """Bases are summed as they are, and weighed by each row afterwards."""
+    """Lower EGConv: bases are summed first, and weighted by each row afterwards."""
     known = {"symnorm"} if conv.add_self_loops else {"symnorm", "sum", "mean", "max", "std", *_OTHERS}
     call.needs(known.issuperset(conv.aggregators) and len(set(conv.aggregators)) == len(conv.aggregators))
     assembly, x, heads = call.assembly, call.matrix("x"), conv.num_heads
@@ -177,9 +178,9 @@ def lower_hypergraph(conv: Any, call: Call) -> Value:
 
 
 def _attending_hypergraph(conv: Any, call: Call) -> Value:
-    """α_e = exp(s_e - l), s_e of a node and a hyperedge, l the logarithm of the sum over the nodes of a hyperedge or
-    the hyperedges of a node: found once, and given to both sums. These run as they are, the second against the edges.
-    """
+    """Lower HypergraphConv's attention: α_e = exp(s_e - l), with the score s_e of a node and a hyperedge, and l the
+    logarithm of the sum over the nodes of a hyperedge or the hyperedges of a node. l is found once and passed to both
+    sums, which run as they are, the second one against the edges."""
     assembly, edges, back = call.assembly, Graph(flipped=call.flipped), Graph(flipped=not call.flipped)
     x, of_hyperedges = call.matrix("x"), call.matrix("hyperedge_attr")
     if conv.training and conv.dropout:
@@ -210,7 +211,7 @@ def _attending_hypergraph(conv: Any, call: Call) -> Value:
 
 
 class _Normaliser(nn.Module):
-    """log Σ exp(s) over the edges into each row, head by head, of scores of both ends [S, H]."""
+    """log Σ exp(s) over the edges into each row, head by head, with scores of both ends [S, H]."""
 
     def __init__(self, negative_slope: float) -> None:
         super().__init__()
@@ -228,7 +229,7 @@ class _Normaliser(nn.Module):
 
 
 class _AttendingMean(_Normaliser):
-    """Σ exp(s - l) v over the edges into each row, divided by their number; ``lse`` of the row's own or its
+    """Σ exp(s - l) v over the edges into each row, divided by their number; ``lse`` is the row's own or its
     neighbour's."""
 
     def forward(  # type: ignore[override]

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A row of many edges in a layer of unknown insides, taken in pieces: what the layer adds up over the row's edges is
-known before anything that needs it is computed (``kernels.pieces.caught_sums``).
+"""A row with many edges in an opaque layer, taken in pieces: every sum over the row's edges is completed before
+anything that needs it is computed (``kernels.pieces.caught_sums``).
 
-Forward, the layer runs on every piece as often as its sums have levels, for quantiles several times each, up to the
-last sum that is found so, and then once to the end. Backward, it runs to the end with these totals as leaves; then on
-every piece from the highest level down, for what flows back to the totals below; and once more, all totals being given,
-for the gradients of rows and parameters. So never more than a piece's edges are in memory, and each is computed a few
-times.
+Forward, the layer runs on every piece once for each level of its sums (several times for quantiles), up to the last sum
+of that level, and then once to the end. Backward, it runs to the end with these totals as leaves; then on every piece,
+from the highest level down, for the gradients of the totals below; and once more, with all totals given, for the
+gradients of rows and parameters. So only one piece's edges are in memory, and each is computed a few times.
 
 Shapes: S nodes of a piece's graph, the row first, C columns of the source, O of the result.
 """
@@ -29,17 +28,17 @@ from ooc.kernels.tensors import gradients_of
 from ooc.model.layers.layer import Layer
 
 _CHANGES = (0.25, 100.0, -100.0)
-"""What is added to half as much again of a sum, to see what depends on it: no more, as there may be as many places for
-edges in each row."""
+"""What is added to half as much again of a sum to see what depends on it; it is no more, since there may be as many
+places for edges in each row."""
 Part = tuple[Tensor, tuple[Tensor, Tensor] | None, list[Tensor | None]]
-"""The gradient of a run's own rows, of its other nodes by their rows, and of parameters."""
+"""The gradient of a run's own rows, of its other nodes with their rows, and of parameters."""
 
 
 @dataclass(slots=True)
 class SplitRow:
-    """``tile``: one row of more than ``edges_at_once`` edges, all to rows of the source, run as ``running`` says;
-    ``calls``: what the layer adds up; ``totals`` are empty, or what they have come to. For one pass forward, or some
-    backward."""
+    """A row in pieces. ``tile``: one row with more than ``edges_at_once`` edges, all to rows of the source, run as
+    ``running`` says; ``calls``: the sums of the layer; ``totals``: empty, or the totals so far. For one forward pass,
+    or several backward ones."""
 
     layer: Layer
     module: nn.Module
@@ -55,7 +54,7 @@ class SplitRow:
 
     @torch.no_grad()
     def forward(self) -> Tensor:
-        """[1, O]."""
+        """Return the result [1, O]."""
         self._add_up()
         near, _ = next(self._pieces())
         result = self._run(near, near.gather(self.source))
@@ -63,8 +62,8 @@ class SplitRow:
         return result
 
     def backward(self, gradient_1O: Tensor, parameters: Sequence[nn.Parameter], *, trains: bool) -> Iterator[Part]:
-        """From the gradient of the result to those of all rows, if ``trains``, and parameters, part by part: ascending
-        rows, none in two parts."""
+        """Yield the gradients of all rows, if ``trains``, and of parameters, part by part; rows ascend, and none is in
+        two parts."""
         with torch.no_grad():
             self._add_up()
         for total in self.totals:
@@ -84,7 +83,7 @@ class SplitRow:
         yield from _in_parts(of_piece(near, is_first=is_first) for near, is_first in self._pieces())
 
     def _add_up(self) -> None:
-        """All totals, level by level, unless they are there."""
+        """Compute all totals, level by level, unless they are there."""
         if self.totals:
             return
         self.totals += [Total(call.kind) for call in self.calls]
@@ -116,7 +115,7 @@ class SplitRow:
     def _piece_backward(
         self, parameters: Sequence[nn.Parameter], near: Neighbourhood, *, trains: bool, is_first: bool
     ) -> Part:
-        """By itself, so that nothing of a piece is kept while the next one is computed."""
+        """Return a piece's gradients; a function of its own, so that nothing of a piece is kept during the next one."""
         x_SC = near.gather(self.source).requires_grad_(trains)
         found = self._gradients(near, x_SC, [x_SC, *parameters], self._top + 1, is_first=is_first)
         d_x = torch.zeros_like(x_SC) if found[0] is None else found[0]
@@ -125,7 +124,8 @@ class SplitRow:
     def _gradients(
         self, near: Neighbourhood, x_SC: Tensor, wanted: Sequence[Tensor], level: int, *, is_first: bool
     ) -> list[Tensor | None]:
-        """What flows to ``wanted`` from the totals of ``level``, or from all where it is above all."""
+        """Return the gradients of ``wanted`` from the totals of ``level``, or from all of them above the highest
+        level."""
         parts: list[Tensor] = []
         above: list[Tensor] = []
 
@@ -154,8 +154,8 @@ class SplitRow:
         *,
         is_first: bool = True,
     ) -> Tensor | None:
-        """Up to the last call of ``level``, or to the last of all, parts of whose sums ``take`` is given; without a
-        level to the end: what the layer gives."""
+        """Run up to the last call of ``level``, or the last of all, passing parts of sums to ``take``; without a level,
+        run to the end and return the layer's result."""
         above, last = self._top + 1, -1
         if level is not None:
             last = max(k for k, call in enumerate(self.calls) if call.level == level or level == above)
@@ -170,20 +170,20 @@ class SplitRow:
         return result
 
     def _pieces(self) -> Iterator[tuple[Neighbourhood, bool]]:
-        """The graphs of the pieces, and which is the first."""
+        """Yield the graphs of the pieces, each with whether it is the first."""
         for number, (piece, repeats_before) in enumerate(stretches(self.tile, self.edges_at_once)):
             yield replace(neighbourhood(piece, len(self.source)), repeats_before=repeats_before), number == 0
 
 
 def added(total: Tensor | None, part: Tensor | None) -> Tensor | None:
-    """Their sum; not in place, since gradients of several parameters may be one tensor."""
+    """Return the sum of two gradients; not in place, since gradients of several parameters may be one tensor."""
     return part if total is None else total if part is None else total + part
 
 
 def levels_of(run: Callable[[Finding], None], near: Neighbourhood) -> tuple[CaughtSum, ...]:
-    """What a layer adds up when it is ``run`` in such a mode, on ``near``; nothing where that cannot be told, or is
-    nothing. A call depends on another one that it is given something else for another result of, be it a much larger or
-    smaller one, as where rows of many edges are told apart; and on one with such a result of which it fails."""
+    """Return the sums of a layer, and their levels, when it is ``run`` in this mode on ``near``; nothing if they are
+    unknown or there are none. A call depends on another one if its operands change with the other's result, also for a
+    much larger or smaller result, as layers may distinguish rows of many edges; or if it fails for such a result."""
     plain = Finding(near)
     run(plain)
     if not all(rows for _, rows in plain.found):
@@ -208,7 +208,8 @@ def levels_of(run: Callable[[Finding], None], near: Neighbourhood) -> tuple[Caug
 
 
 def _in_parts(parts: Iterator[Part]) -> Iterator[Part]:
-    """The same with a row that is in two neighbouring parts in the later one alone: repeated edges may lie in both."""
+    """Yield the parts with a row that is in two neighbouring parts only in the later one: repeated edges may lie in
+    both."""
     waiting: tuple[Tensor, Tensor] | None = None
     for own, others, of_parameters in parts:
         if others is not None:

@@ -28,17 +28,17 @@ ALL_KNOWN = (*SUMS, "mean", "max", VARIANCE_PRESERVING)
 
 
 Mapped = tuple[Value, list[nn.Parameter]]
-"""A product of rows, and a bias that is still to be added."""
+"""A product of rows, with a bias that is still to be added."""
 
 
 def total(call: Call, parts: Iterable[Mapped], biases: Sequence[nn.Parameter] = ()) -> Value:
-    """What maps give, added up with ``biases`` and their own."""
+    """Return the sum of maps with ``biases`` and their own."""
     products, of_maps = zip(*parts, strict=True)
     return call.assembly.sum([(1.0, one) for one in products], [*biases, *chain(*of_maps)])
 
 
 def linear_of_rows(call: Call, linear: Any, rows: Value) -> Mapped:
-    """What a linear map, or what is in its place, gives for rows, and a bias that is still to be added."""
+    """Return a linear map of rows, or of what replaces it, with a bias that is still to be added."""
     if not is_linear(linear):
         return call.apply(linear, rows), []
     return call.assembly.linear(rows, linear.weight), bias_of(linear)
@@ -47,12 +47,12 @@ def linear_of_rows(call: Call, linear: Any, rows: Value) -> Mapped:
 def sum_of_maps(
     call: Call, linears: Iterable[Any], rows: Iterable[Value], biases: Sequence[nn.Parameter] = ()
 ) -> Value:
-    """What linear maps, or what is in their places, give for rows each, added up with ``biases``."""
+    """Return the sum of linear maps of rows, or of what replaces them, with ``biases``."""
     return total(call, [linear_of_rows(call, *pair) for pair in zip(linears, rows, strict=True)], biases)
 
 
 def aggregated(call: Call, x: Value, aggr: Any, conv: Any) -> Value:
-    """A x by ``aggr``, an aggregation of ``conv``; NoFormulaError for one that there is no formula for."""
+    """Return A x with ``aggr``, an aggregation of ``conv``. Raises NoFormulaError if there is no formula for it."""
     if aggr == "max":
         return call.per_edge(Maximum, x)
     if aggr == VARIANCE_PRESERVING:
@@ -71,8 +71,8 @@ def aggregated(call: Call, x: Value, aggr: Any, conv: Any) -> Value:
 
 
 def _lower_deep_sets(aggregation: Any, call: Call, x: Value) -> Value:
-    """DeepSetsAggregation: a network of a sum over in-neighbours of what another one makes of their rows, which has to
-    be known to work row by row."""
+    """Lower DeepSetsAggregation: a network of the sum over in-neighbours of another network, which must be known to
+    work row by row."""
     call.needs(aggregation.local_mlp is None is aggregation.global_mlp)  # these are told of the edges
     call.needs(aggregation.local_nn is None or works_by_rows(aggregation.local_nn))
     rows = x if aggregation.local_nn is None else call.apply(aggregation.local_nn, x)
@@ -88,8 +88,8 @@ _LOWERINGS: dict[type[nn.Module], Callable[[Any, Call, Value], Value]] = {
 
 
 def softmax_of(conv: Any, call: Call, x: Value, term: EdgeTerm = NO_TERM, eps: float = 0.0) -> Value:
-    """Messages ``Rectified`` makes of x and of a ``term`` of edges, weighted by a softmax over themselves;
-    NoFormulaError where ``conv`` sums them in another way, or there is no program."""
+    """Return the messages that ``Rectified`` makes of x and a ``term`` of edges, weighted by a softmax over themselves.
+    Raises NoFormulaError if ``conv`` sums them in another way, or there is no program."""
     softmax: Any = conv.aggr_module
     is_plain = type(softmax) is SoftmaxAggregation and not (softmax.learn or softmax.semi_grad)
     call.needs(is_plain and not replaced_functions(softmax) and call.assembly.setting.on_cpu)
@@ -99,13 +99,13 @@ def softmax_of(conv: Any, call: Call, x: Value, term: EdgeTerm = NO_TERM, eps: f
 
 
 def sum_and_degree(call: Call, x: Value, *, weighted: bool = False) -> Value:
-    """The sum over neighbours, and behind its columns how many these are, or what their edges weigh."""
+    """Return the sum over neighbours, followed by their number, or by the sum of their edges' weights."""
     with_ones = call.assembly.rowwise(call.where, lambda rows: F.pad(rows, (0, 1), value=1.0), [x])
     return call.aggregate(with_ones, Scaling.WEIGHTED_SUM if weighted else Scaling.SUM)
 
 
 def linear_of_sum(call: Call, linear: Any, rows: Value, scaling: Scaling, hops: int = 1) -> Mapped:
-    """The same for A^hops(rows), in whichever order is cheaper."""
+    """Return the linear map of A^hops(rows), in the cheaper order."""
     if is_linear(linear):
         return call.aggregate_product(rows, linear.weight, scaling, hops), bias_of(linear)
     for _ in range(hops):
@@ -118,7 +118,7 @@ def bias_of(module: Any) -> list[nn.Parameter]:
 
 
 def gcn_scaling(conv: Any, call: Call) -> Scaling:
-    """GCN's normalisation, as this convolution is told to apply it."""
+    """Return GCN's normalisation with this convolution's options."""
     check_sum(conv, call)
     weighted = call.takes("edge_weight", EdgeData.WEIGHT)
     if not getattr(conv, "normalize", True):
@@ -127,13 +127,13 @@ def gcn_scaling(conv: Any, call: Call) -> Scaling:
 
 
 def normalization_of(conv: Any, *, weighted: bool) -> Scaling:
-    """That of a convolution which normalizes, by its options."""
+    """Return the normalisation of a convolution by its options."""
     loops = getattr(conv, "add_self_loops", False)  # TAGConv has none
     return normalization(weighted=weighted, loops=loops, improved=getattr(conv, "improved", False))
 
 
 def normalization(*, weighted: bool, loops: bool, improved: bool) -> Scaling:
-    """That of ``gcn_norm``, by its arguments."""
+    """Return the normalisation of ``gcn_norm`` by its arguments."""
     if not loops:
         return Scaling.WEIGHTED_GCN_NO_LOOPS if weighted else Scaling.GCN_NO_LOOPS
     if not weighted:
