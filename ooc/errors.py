@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one error tree. The command line prints any of these as one line and exits with code 2.
+"""The tree of errors that are the user's to act upon. The command line prints any of them as one line and exits with
+code 2.
 
-Messages speak of Python's arguments: ``give host_budget='2.1G'``, ``force=True``, ``another spill_dir=``. ``ooc.cli``
-writes those that are options of the command that runs as such: ``--host-budget 2.1G``, ``--force``.
+Messages name Python's arguments: ``give host_budget='2.1G'``, ``force=True``, ``another spill_dir=``. ``ooc.cli``
+rewrites those that are options of the running command: ``--host-budget 2.1G``, ``--force``.
 """
 
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ _MOST_CHARACTERS = 1200
 
 
 class OocError(Exception):
-    """Base of every error that is the user's to act upon. The message is one line, of a length that can be read."""
+    """Base of every error that is the user's to act upon. The message is one readable line."""
 
     def __init__(self, message: str) -> None:
         if len(message) > _MOST_CHARACTERS:  # a name or a value of a damaged file
@@ -21,11 +22,11 @@ class OocError(Exception):
 
 
 class OptionError(OocError):
-    """An option's value makes no sense."""
+    """An option has an invalid value."""
 
 
 class SourceError(OocError):
-    """What is to be converted is missing, damaged or inconsistent."""
+    """The input of a conversion is missing, damaged or inconsistent."""
 
 
 class StoreError(OocError):
@@ -37,8 +38,8 @@ class BudgetError(OocError):
 
 
 class ModelError(OocError):
-    """A model, loss or optimizer that cannot be run exactly; the message names it and says why. ``place``: the line of
-    the model's code that it is about, if the message names one."""
+    """A model, loss or optimizer cannot be run exactly; the message names it and says why. ``place``: the line of the
+    model's code that it is about, if the message names one."""
 
     place = ""
 
@@ -49,7 +50,7 @@ class HardwareError(OocError):
 
 class SpillError(OocError):
     """Reading or writing scratch data failed; the message names matrix, file and offset. ``is_unanswered``: threads
-    still wait for the disk, and the interpreter would wait for them at its end, unless that is ``os._exit``."""
+    still wait for the disk, and the interpreter would wait for them at its end, unless it ends by ``os._exit``."""
 
     def __init__(self, message: str, *, is_unanswered: bool = False) -> None:
         super().__init__(message)
@@ -57,8 +58,8 @@ class SpillError(OocError):
 
 
 class TrainingError(OocError):
-    """The loss or the weights are no finite numbers any more (the message names the epoch), or a trainer is asked for
-    something while it is at work, or has been closed."""
+    """The loss or the weights are not finite any more (the message names the epoch), or a trainer was used while at
+    work or after it was closed."""
 
 
 class RunError(OocError):
@@ -66,8 +67,8 @@ class RunError(OocError):
 
 
 class RankError(OocError):
-    """A process of a training has failed, gone or does not answer; the message names it, where it is known.
-    ``is_told``: it has failed and says why itself."""
+    """A process of a training has failed, is gone or does not answer; the message names it, if known. ``is_told``: it
+    has failed and reports the reason itself."""
 
     def __init__(self, message: str, *, is_told: bool = False) -> None:
         super().__init__(message)
@@ -76,7 +77,8 @@ class RankError(OocError):
 
 @contextmanager
 def as_error(kind: type[OocError], what: object) -> Iterator[None]:
-    """Where the system refuses something within, an error of that ``kind`` says of ``what`` it does, and why."""
+    """A context that turns the system's refusal into an error of ``kind``, which says what was refused, of ``what``,
+    and why."""
     try:
         yield
     except OSError as error:

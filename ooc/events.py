@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the core tells the outside while it works. Progress bars, logs and reports are listeners."""
+"""Events that the core emits while it works. Progress bars, logs and reports are listeners."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -10,12 +10,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something happened."""
+    """The base of events."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskStarted(Event):
-    """A piece of long work begins; ``total`` counts ``unit`` (0: not known)."""
+    """A long piece of work begins; ``total`` counts ``unit`` (0: unknown)."""
 
     task: str
     total: int
@@ -24,7 +24,7 @@ class TaskStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class TaskAdvanced(Event):
-    """``done`` of the task's total so far."""
+    """``done`` of the task's total are done so far."""
 
     task: str
     done: int
@@ -59,14 +59,14 @@ def ignore(event: Event) -> None:
 
 
 def caution(listener: Listener, text: str) -> None:
-    """Tell who listens of what may not be as it was meant; where nobody does, by a warning."""
+    """Tell the listener of something that may be unintended; without a listener, issue a warning."""
     if listener is ignore:
         warnings.warn(text, RuntimeWarning, stacklevel=4)
     listener(Note(text))
 
 
 class Relay:
-    """A listener that passes every event on to whoever listens at the time."""
+    """A listener that passes every event on to the present listeners."""
 
     def __init__(self, *listeners: Listener) -> None:
         self._listeners = listeners
@@ -77,7 +77,7 @@ class Relay:
 
     @contextmanager
     def joined(self, listener: Listener) -> Iterator[None]:
-        """Within, ``listener`` is told of events, too."""
+        """A context in which ``listener`` gets events, too."""
         before = self._listeners
         self._listeners = (*before, listener)
         try:
@@ -88,8 +88,8 @@ class Relay:
 
 @contextmanager
 def reported(listener: Listener, task: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """Tell ``listener`` of a piece of long work: of its beginning, of each call of what is given with how much of
-    ``total`` is done, and of its end."""
+    """A context for a long piece of work: tell ``listener`` of its beginning, of each call of the function given with
+    how much of ``total`` is done, and of its end."""
     listener(TaskStarted(task, total, unit))
     try:
         yield lambda done: listener(TaskAdvanced(task, done))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C and SIGTERM as KeyboardInterrupt, raised where nothing is half done.
+"""Ctrl-C and SIGTERM as KeyboardInterrupt, raised only where nothing is half done.
 
 Python's own handler raises between any two bytecodes. In ``with condition:`` that can be after the lock was taken and
-before ``with`` knows of it; the lock then stays taken, and a thread that needs it hangs, at the latest when the process
-waits for it to exit. Or it is between what the kernel was asked for and the count of that. So the work itself asks, at
-every step, whether it is to stop.
+before ``with`` knows of it. The lock then stays taken, and a thread that needs it hangs, at the latest when the process
+waits for it at exit. Or it is between a request to the kernel and the counting of it. So the work itself checks at
+every step whether it should stop.
 """
 
 import signal
@@ -17,13 +17,13 @@ from typing import Any
 from ooc.events import Event, Listener, TaskAdvanced, TaskStarted
 
 GRACE_S = 1.0
-"""How long the work has to come to such a place. Then it is interrupted wherever it is."""
+"""Seconds that the work has to reach such a place; then it is interrupted wherever it is."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class _Request:
-    """Whether the process, to which signals belong, has been asked to stop."""
+    """Whether the process, which receives signals, has been asked to stop."""
 
     def __init__(self) -> None:
         self._made = False
@@ -31,7 +31,7 @@ class _Request:
         self._alarm_before: Any = signal.SIG_DFL
 
     def make(self, number: int, frame: FrameType | None) -> None:
-        """The handler of the signals; who asks again does not want to wait."""
+        """Handle a signal. A second one interrupts at once."""
         if self._made:
             self.stop_if_made()
         self._made = True
@@ -45,7 +45,7 @@ class _Request:
             raise KeyboardInterrupt
 
     def forget(self) -> None:
-        """Leave the timer and its handler, which may be somebody else's, as they were."""
+        """Restore the timer and its handler, which may be somebody else's."""
         if self._made:
             self._made = False
             signal.setitimer(signal.ITIMER_REAL, *self._timer_before)
@@ -56,18 +56,20 @@ _request = _Request()
 
 
 def interruptible() -> AbstractContextManager[None]:
-    """Both signals raise KeyboardInterrupt within: in ``stop_if_asked``, after GRACE_S anywhere, asked twice at once.
+    """A context in which both signals raise KeyboardInterrupt: in ``stop_if_asked``, anywhere after GRACE_S, or at once
+    if sent twice.
 
-    What is ignored stays ignored, as Ctrl-C is by what a shell runs in the background. For the main thread.
+    Ignored signals stay ignored, as Ctrl-C is for a shell's background jobs. For the main thread.
     """
     return _noting([number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN])
 
 
 @contextmanager
 def interruptible_by_ctrl_c() -> Iterator[None]:
-    """The same for Ctrl-C alone, where it has Python's own handler: for work that is called from somebody's program.
+    """The same for Ctrl-C alone, if it has Python's own handler: for work called from somebody's program.
 
-    Who asks when it has nearly ended meets KeyboardInterrupt then: what would come next is not wanted either.
+    If asked when the work has almost ended, it raises KeyboardInterrupt then: what would come next is not wanted,
+    either.
     """
     is_main = threading.current_thread() is threading.main_thread()
     own = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -90,7 +92,7 @@ def _noting(signals: list[signal.Signals]) -> Iterator[None]:
 
 
 def stopping_if_asked(listener: Listener) -> Listener:
-    """``listener``, after which the work stops if it has been asked to."""
+    """Return a listener that calls ``listener`` and then stops the work if asked to."""
 
     def tell(event: Event) -> None:
         listener(event)
@@ -101,6 +103,6 @@ def stopping_if_asked(listener: Listener) -> Listener:
 
 
 def stop_if_asked() -> None:
-    """Raise KeyboardInterrupt if a signal has come and this is the main thread; others end when it ends them."""
+    """Raise KeyboardInterrupt if a signal has come and this is the main thread, which ends the other threads."""
     if threading.current_thread() is threading.main_thread():
         _request.stop_if_made()

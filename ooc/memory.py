@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory this process may still take: the machine's, or less where a control group says so; and what else the
-system says of the machine."""
+"""How much memory this process may still take, of the machine's or of its control group's; and other facts about the
+machine."""
 
 import ctypes
 import os
@@ -16,13 +16,13 @@ _OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 def available_memory_bytes() -> int:
-    """Bytes of RAM free for this process, caches that the kernel would drop counting as free."""
+    """Return the bytes of RAM free for this process, including caches that the kernel would drop."""
     return max(0, min([int(psutil.virtual_memory().available), *_group_rooms(_CGROUPS, _OWN_GROUPS)]))
 
 
 def return_freed_memory(nbytes: int, *, trim_bytes: int) -> None:
-    """Let glibc give back to the system what is freed of ``nbytes`` or more at once, and the end of its heap when
-    ``trim_bytes`` of it are free. Of the process; a later call takes the place of one before."""
+    """Make glibc return freed blocks of at least ``nbytes`` to the system, and the end of its heap when ``trim_bytes``
+    of it are free. This holds for the process; a later call replaces an earlier one."""
     trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -36,10 +36,10 @@ CPU_DEVICE_SHARE_OF_FREE = 0.25
 
 
 def default_budgets(device_free_bytes: int | None) -> tuple[int, int]:
-    """Device and host budget where none are given: shares of what is free now.
+    """Return the default budgets of device and host: shares of what is free now.
 
-    ``device_free_bytes``: what is free on a device with memory of its own; None: the CPU computes, and both budgets are
-    of the same RAM, a quarter of which is left to the rest of the machine.
+    ``device_free_bytes``: free bytes on a device with memory of its own; None: the CPU computes, both budgets are of
+    the same RAM, and a quarter of it is left to the rest of the machine.
     """
     free = available_memory_bytes()
     of_cpu = CPU_DEVICE_SHARE_OF_FREE * free
@@ -48,7 +48,8 @@ def default_budgets(device_free_bytes: int | None) -> tuple[int, int]:
 
 
 def check_memory_alone(gpu_budget: str | float | None, host_budget: str | float | None, *, on_device: bool) -> None:
-    """OptionError where one memory makes no sense: on a device that has its own, or beside one of the two budgets."""
+    """Raise OptionError if one memory is not applicable: on a device with memory of its own, or beside one of the two
+    budgets."""
     if on_device:
         raise OptionError("memory is one where the CPU computes; for a GPU give gpu_budget= and host_budget=")
     if gpu_budget is not None or host_budget is not None:
@@ -56,17 +57,17 @@ def check_memory_alone(gpu_budget: str | float | None, host_budget: str | float 
 
 
 def divide_memory(memory_bytes: int) -> tuple[int, int]:
-    """Device and host budget of one memory that the CPU computes in: as what is free is divided where none are given,
-    a third and two thirds. The planner moves the border where one of the two would be too small."""
+    """Return the budgets of device and host from one memory that the CPU computes in: a third and two thirds, as for
+    defaults. The planner moves the border if one would be too small."""
     device = int(memory_bytes * CPU_DEVICE_SHARE_OF_FREE / (CPU_DEVICE_SHARE_OF_FREE + HOST_SHARE_OF_FREE))
     return device, memory_bytes - device
 
 
 def budgets_within(device_bytes: int, host_bytes: int, *, device_free_bytes: int | None) -> tuple[int, int]:
-    """The two budgets cut to the memory that is there.
+    """Return the two budgets cut to the memory that is there.
 
-    ``device_free_bytes``: what is free on a device with memory of its own; None: the CPU computes, and both budgets are
-    of the same RAM. Then the smaller one is kept as far as it takes no more than half, and the other gets the rest.
+    ``device_free_bytes``: free bytes on a device with memory of its own; None: the CPU computes, and both budgets are
+    of the same RAM. Then the smaller one is kept as far as it takes at most half, and the other gets the rest.
     """
     free = available_memory_bytes()
     if device_free_bytes is not None:
@@ -78,7 +79,7 @@ def budgets_within(device_bytes: int, host_bytes: int, *, device_free_bytes: int
 
 
 def _group_rooms(mount: Path, own_groups: Path) -> Iterator[int]:
-    """What each control group around this process leaves free, of those that set a limit."""
+    """Yield what each control group around this process leaves free, if it has a limit."""
     try:
         lines = own_groups.read_text().splitlines()
     except OSError:
@@ -101,7 +102,7 @@ def _group_rooms(mount: Path, own_groups: Path) -> Iterator[int]:
 
 
 def _number(path: Path) -> int | None:
-    """The number in a control file; None where there is none, or no limit (``max``)."""
+    """Return the number in a control file; None if there is none, or no limit (``max``)."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
@@ -109,7 +110,7 @@ def _number(path: Path) -> int | None:
 
 
 def _dropped_bytes(path: Path) -> int:
-    """Page cache charged to the group that the kernel drops before it kills."""
+    """Return the page cache charged to the group, which the kernel drops before it kills."""
     try:
         fields = dict(line.split(" ", 1) for line in path.read_text().splitlines())
         return int(fields.get("total_inactive_file", fields.get("inactive_file", "0")))
@@ -121,7 +122,7 @@ def _dropped_bytes(path: Path) -> int:
 
 
 def processor_name() -> str:
-    """The CPU's model."""
+    """Return the CPU's model."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -131,7 +132,7 @@ def processor_name() -> str:
 
 
 def mount_of(path: Path) -> tuple[str, str, str]:
-    """Type and source of the filesystem that holds ``path``, whether that exists or not, and where it is mounted."""
+    """Return type and source of the filesystem that holds ``path``, existing or not, and where it is mounted."""
     above = (path.resolve(), *path.resolve().parents)
     mounted = [one for one in psutil.disk_partitions(all=True) if Path(one.mountpoint) in above]
     found = max(reversed(mounted), key=lambda one: len(one.mountpoint), default=None)
@@ -139,11 +140,11 @@ def mount_of(path: Path) -> tuple[str, str, str]:
 
 
 def filesystem_of(path: Path) -> str:
-    """The type of the filesystem that holds ``path``, as the system calls it: ext4, xfs, tmpfs, nfs4, …"""
+    """Return the type of the filesystem that holds ``path``, by the system's name: ext4, xfs, tmpfs, nfs4, …"""
     return mount_of(path)[0]
 
 
 def cache_folder() -> Path:
-    """The user's, for what ooc may find out anew."""
+    """Return the user's folder for caches."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "ooc"

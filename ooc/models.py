@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that PyG's layers make and PyG itself has none of; plain modules, which need nothing else of ooc."""
+"""Models made of PyG's layers that PyG itself does not have; plain modules that need nothing else of ooc."""
 
 import warnings
 from typing import Any
@@ -22,14 +22,14 @@ from torch_geometric.nn.resolver import normalization_resolver
 
 
 class Transformer(BasicGNN):  # type: ignore[misc]  # PyG is not typed
-    """``TransformerConv`` in the frame of PyG's other models: heads side by side, averaged where a layer's output is
-    the model's."""
+    """``TransformerConv`` in the frame of PyG's other models: heads side by side, or averaged in a layer that gives the
+    model's output."""
 
     supports_edge_weight = False
     supports_edge_attr = True
 
     def init_conv(self, in_channels: int | tuple[int, int], out_channels: int, **kwargs: Any) -> MessagePassing:
-        """A convolution of ``out_channels`` columns, whatever ``heads`` are."""
+        """Return a convolution of ``out_channels`` columns, whatever ``heads`` are."""
         heads = int(kwargs.pop("heads", 1))
         concat = not getattr(self, "_is_conv_to_out", False)
         channels = out_channels // heads if concat else out_channels
@@ -37,12 +37,12 @@ class Transformer(BasicGNN):  # type: ignore[misc]  # PyG is not typed
 
 
 class Relational(torch.nn.Module):
-    """Layers for graphs with types: for each type of edges a map of its own of the mean over neighbours, added up with
-    a map of a node's own row: R-GCN (Schlichtkrull et al., ESWC 2018), as PyG's ``HeteroConv`` has it.
+    """Layers for graphs with types: the sum of a map of the mean over neighbours, one for each edge type, and a map of
+    the node's own row: R-GCN (Schlichtkrull et al., ESWC 2018), by PyG's ``HeteroConv``.
 
-    ``in_channels``: columns by type of nodes; ``edge_types``: (source, relation, target). Of the last layer's rows only
-    those of type ``target``, or of several types, are computed, and before that what leads to them. ``roots``:
-    relations have a map of the row itself each (``SAGEConv``) instead of one for all.
+    ``in_channels``: columns by node type; ``edge_types``: (source, relation, target). Of the last layer only rows of
+    type ``target``, or of several types, are computed, and before that the rows these depend on. ``roots``: every edge
+    type has a map of the row itself (``SAGEConv``) instead of one for all.
     """
 
     def __init__(
@@ -83,7 +83,8 @@ class Relational(torch.nn.Module):
     def forward(
         self, x_dict: dict[str, torch.Tensor], edge_index_dict: dict[tuple[str, str, str], torch.Tensor]
     ) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Rows by type of nodes, [2, E] by type of edges → [N, out] of type ``target``, of several by type."""
+        """Map rows by node type and [2, E] by edge type to [N, out] of type ``target``; by type if there are
+        several."""
         layers = zip(self.convs, self.alone, self.own, strict=True)
         for layer, (conv, names, own) in enumerate(layers, start=1):
             found = conv(x_dict, edge_index_dict)
@@ -98,10 +99,10 @@ class Relational(torch.nn.Module):
 
 class RelationalAttention(torch.nn.Module):
     """Attention over edges of several types: layers of ``HGTConv`` (Hu et al., WWW 2020), or with ``by_type`` of
-    ``HANConv`` (Wang et al., WWW 2019), between linear maps; a type of nodes that no edges lead to keeps its rows.
+    ``HANConv`` (Wang et al., WWW 2019), between linear maps. A node type without in-edges keeps its rows.
 
-    ``in_channels``: columns by type of nodes; ``edge_types``: (source, relation, target). Rows of type ``target``, or
-    of several types, come out. ``hidden_channels`` is the width of all ``heads`` together.
+    ``in_channels``: columns by node type; ``edge_types``: (source, relation, target). The output has rows of type
+    ``target``, or of several types. ``hidden_channels`` is the width of all ``heads`` together.
     """
 
     def __init__(
@@ -131,7 +132,8 @@ class RelationalAttention(torch.nn.Module):
     def forward(
         self, x_dict: dict[str, torch.Tensor], edge_index_dict: dict[tuple[str, str, str], torch.Tensor]
     ) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Rows by type of nodes, [2, E] by type of edges → [N, out] of type ``target``, of several by type."""
+        """Map rows by node type and [2, E] by edge type to [N, out] of type ``target``; by type if there are
+        several."""
         x_dict = {name: rows.relu() for name, rows in self.lift(x_dict).items()}
         for conv in self.convs:
             x_dict = {name: self.dropout(rows) for name, rows in x_dict.items()}
@@ -144,12 +146,12 @@ class RelationalAttention(torch.nn.Module):
 
 
 class Residual(torch.nn.Module):
-    """Layers that add to what they are given: h + dropout(act(conv(norm(h)))), between two linear maps.
+    """Residual layers, h + dropout(act(conv(norm(h)))), between two linear maps.
 
-    Deep models of this shape hold their own on heterophilous graphs, where plain ones do not (Platonov et al., ICLR
-    2023, whose layers are wider within). ``gnn`` gives convolutions, activation and dropout: a model of PyG's whose
-    input, hidden and output columns are all of one width H; its own norms are not used. Rows [N, ``in_channels``]
-    become [N, ``out_channels``]. ``norm`` is as PyG's models take it; one more goes before the output.
+    Deep models of this form hold their own on heterophilous graphs, where plain ones do not (Platonov et al., ICLR
+    2023, whose layers are wider within). ``gnn`` gives convolutions, activation and dropout: one of PyG's models whose
+    input, hidden and output columns all have one width H; its own norms are not used. Rows [N, ``in_channels``] become
+    [N, ``out_channels``]. ``norm`` is as in PyG's models; one more is applied before the output.
     """
 
     def __init__(
@@ -189,7 +191,7 @@ class Residual(torch.nn.Module):
         edge_weight: torch.Tensor | None = None,
         edge_attr: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """``x`` [N, in], ``edge_index`` [2, E] → [N, out]; what edges carry goes to layers that take it."""
+        """Map ``x`` [N, in] and ``edge_index`` [2, E] to [N, out]; edge data goes to layers that take it."""
         carried: dict[str, torch.Tensor | None] = {}
         if self.supports_edge_weight:
             carried["edge_weight"] = edge_weight
@@ -206,9 +208,8 @@ POOLS = {"add": global_add_pool, "mean": global_mean_pool, "max": global_max_poo
 
 
 class PathConv(torch.nn.Module):
-    """Messages along paths of so many ``edges``, two or three: the last node p of v0 → … → p gets W Σ relu(Σ W_t
-    h(v_t)) over the paths that end there. Rows [N, ``channels``] and ``path_index`` [edges + 1, P] become [N,
-    ``channels``]."""
+    """Messages along paths of ``edges`` edges, two or three: the last node p of v0 → … → p gets W Σ relu(Σ W_t h(v_t))
+    over the paths that end there. Rows [N, ``channels``] and ``path_index`` [edges + 1, P] become [N, ``channels``]."""
 
     def __init__(self, channels: int, edges: int) -> None:
         super().__init__()
@@ -216,7 +217,7 @@ class PathConv(torch.nn.Module):
         self.lin_out = torch.nn.Linear(channels, channels)
 
     def forward(self, x: torch.Tensor, path_index: torch.Tensor) -> torch.Tensor:
-        """See the class."""
+        """Compute the messages; see the class."""
         messages = self.lins[0](x).index_select(0, path_index[0])
         for lin, nodes in zip(self.lins[1:], path_index[1:], strict=True):
             messages = messages + lin(x).index_select(0, nodes)
@@ -225,10 +226,10 @@ class PathConv(torch.nn.Module):
 
 
 class Pooled(torch.nn.Module):
-    """A row of outputs a graph: ``gnn``, whose rows are as wide as its ``out_channels``; with ``paths`` of two or three
-    edges what a ``PathConv`` makes of these rows, added; with pairs of nodes of so many ``hops`` what a ``SAGEConv``
-    makes along these pairs of the rows that it has then, added; their sum, mean or maximum over a graph (``pool``: add,
-    mean, max); a linear map to ``out_channels``."""
+    """A row of outputs for each graph, in four steps. ``gnn`` gives rows as wide as its ``out_channels``. With
+    ``paths`` of two or three edges, a ``PathConv`` of these rows is added; with pairs of nodes ``hops`` apart, a
+    ``SAGEConv`` along these pairs. Their sum, mean or maximum over a graph follows (``pool``: add, mean, max), then a
+    linear map to ``out_channels``."""
 
     def __init__(
         self,
@@ -257,7 +258,8 @@ class Pooled(torch.nn.Module):
         batch_size: int | None = None,
         hop_index: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """``x`` [N, in], ``edge_index`` [2, E], ``batch`` [N] → [graphs, out]. ValueError for what no part takes."""
+        """Map ``x`` [N, in], ``edge_index`` [2, E] and ``batch`` [N] to [graphs, out]. Raises ValueError for arguments
+        that no part takes."""
         given: dict[str, Any] = {"batch": batch, "batch_size": batch_size} if isinstance(self.gnn, BasicGNN) else {}
         for name, value in (("edge_weight", edge_weight), ("edge_attr", edge_attr)):
             if value is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Byte sizes as people write them: ``G`` is 10⁹ bytes, ``GiB`` is 2³⁰."""
+"""Sizes in bytes as people write them: ``G`` is 10⁹ bytes, ``GiB`` is 2³⁰."""
 
 import re
 from math import isfinite
@@ -14,9 +14,9 @@ _PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
 
 def parse_size(text: Any, *, name: str = "size", zero: bool = False) -> int:
-    """Bytes in ``text``: ``"40G"``, ``"1.5GiB"``, ``"800 MB"`` or a plain number (``4e9``). Rounds down.
+    """Return the bytes in ``text``: ``"40G"``, ``"1.5GiB"``, ``"800 MB"`` or a plain number (``4e9``), rounded down.
 
-    Raises OptionError, naming the option ``name``, for anything else and, but with ``zero``, for sizes of zero.
+    Raises OptionError, naming the option ``name``, for anything else, and for sizes of zero unless ``zero``.
     """
     if isinstance(text, Real) and isfinite(text):  # numpy's, too
         size = int(cast(float, text))
@@ -33,19 +33,19 @@ def parse_size(text: Any, *, name: str = "size", zero: bool = False) -> int:
 
 
 def check_whole(given: Any, *, name: str, least: int = 1) -> None:
-    """OptionError where ``given`` is no whole number from ``least`` on."""
+    """Raise OptionError unless ``given`` is a whole number from ``least`` on."""
     if not isinstance(given, Integral) or given < least:
         raise OptionError(f"{name} must be a whole number from {least} on, not {given!r}")
 
 
 def check_number(given: Any, *, name: str) -> None:
-    """OptionError where ``given`` is no number."""
+    """Raise OptionError unless ``given`` is a number."""
     if not isinstance(given, Real):
         raise OptionError(f"{name} must be a number, not {given!r}")
 
 
 def format_size(size_bytes: float) -> str:
-    """``1950000000`` → ``"1.95 GB"``: three significant digits, decimal units."""
+    """Format bytes with three significant digits and decimal units: ``1950000000`` → ``"1.95 GB"``."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
         if size_bytes >= scale:
             value = size_bytes / scale
@@ -54,7 +54,8 @@ def format_size(size_bytes: float) -> str:
 
 
 def too_small(what: str, needed: int, budget_bytes: int, held: str = "") -> BudgetError:
-    """The error that says that ``what`` needs so many bytes, some of them ``held``, and gives the option that helps."""
+    """Return the error that says that ``what`` needs this many bytes, some of them ``held``, and names the option that
+    helps."""
     return BudgetError(
         f"{what} needs {format_size(needed)}{held}, the host budget is {format_size(budget_bytes)}; "
         f"give host_budget='{-(-needed // 1_000_000)}M'"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What somebody probably meant who wrote a name that there is none of."""
+"""Suggestions for misspelt names, and checks of arguments."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -14,7 +14,7 @@ from ooc.errors import OptionError
 
 _CANDIDATES = 5
 _LIKE = 0.6
-"""How like the name must be, from 0 to 1: difflib's measure and its own default."""
+"""How similar a name must be, from 0 to 1, in difflib's measure (its own default)."""
 _OF_OPTIMIZERS = ("lr", "learning_rate", "weight_decay", "betas", "momentum")
 _PLAIN = {str, Path, NoneType, Callable, Mapping, Sequence}
 _P = ParamSpec("_P")
@@ -22,7 +22,7 @@ _R = TypeVar("_R")
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """The name in ``known`` that begins with ``word``, or is most like it, whatever the case; None where none is."""
+    """Return the name in ``known`` that begins with ``word``, or is most similar, ignoring case; None if none is."""
     folded = {name.casefold(): name for name in known}
     wanted = word.casefold()
     begun = [name for name in folded if wanted and name.startswith(wanted)]
@@ -33,20 +33,20 @@ def closest(word: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``"; did you mean NAME?"`` to end a message with, or nothing."""
+    """Return ``"; did you mean NAME?"`` to end a message with, or ""."""
     found = closest(word, known)
     return "" if found is None else f"; did you mean {found}?"
 
 
 def check_choice(what: str, name: str, known: Collection[str]) -> None:
-    """OptionError where the ``name`` of ``what`` is not one of ``known``."""
+    """Raise OptionError if the ``name`` of ``what`` is not one of ``known``."""
     if name not in known:
         raise OptionError(f"{what} {name!r} is not one of {', '.join(known)}{did_you_mean(str(name), known)}")
 
 
 def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """A constructor or method that refuses by name what it has no argument for, and what is no text, path, list,
-    mapping or function where it takes such; all else is its own to check."""
+    """Decorate a constructor or method to refuse, by name, unknown arguments, and arguments of another type than text,
+    path, list, mapping or function if it takes one; it checks anything else itself."""
     takes = signature(function)
     kinds = {name: _kinds(one.annotation) for name, one in takes.parameters.items()}
     plain = {name: of for name, of in kinds.items() if {*of} <= _PLAIN}
@@ -81,7 +81,7 @@ def _kinds(annotation: Any) -> tuple[Any, ...]:
 
 
 def _instead(name: str, owner: object, known: Iterable[str]) -> str:
-    """Where an argument belongs that somebody has given a method of ``owner``, which has none of that name."""
+    """Return where an unknown argument of a method of ``owner`` belongs."""
     if name in _OF_OPTIMIZERS:
         return f"; it is the optimizer's: optimizer=torch.optim.Adam(model.parameters(), {name}=…)"
     of: Any = type(owner)
@@ -91,8 +91,8 @@ def _instead(name: str, owner: object, known: Iterable[str]) -> str:
 
 
 def did_you_mean_path(path: Path) -> str:
-    """As `did_you_mean`, among what lies beside ``path``. Where its folder is not there, that is looked for first, and
-    in it the rest."""
+    """As `did_you_mean`, for names beside ``path``. If its folder does not exist, suggest a folder first, and the rest
+    within it."""
     found = existing = next((part for part in (path, *path.parents) if part.exists()), path)
     for name in path.relative_to(existing).parts:
         if not (found / name).exists():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting for what threads do, but not for what one that has died was to do.
+"""Wait for threads, but not for a thread that has died.
 
-A thread that runs out of memory between two pieces of work ends, and the piece that it had taken is never done;
-Python's pools do not tell those that wait for it.
+A thread that runs out of memory between two pieces of work ends, and the piece it had taken is never done. Python's
+pools do not tell those that wait for it.
 """
 
 from collections import deque
@@ -16,26 +16,26 @@ from ooc.errors import OocError
 T = TypeVar("T")
 
 LOOK_S = 5.0
-"""How often whoever waits looks whether the threads live."""
+"""Seconds between checks whether the threads are alive."""
 _END: Any = object()
 
 
 def check_alive(threads: Collection[Thread]) -> None:
-    """OocError where one of them has ended, as none should while there is work."""
+    """Raise OocError if a thread has ended, which none should while there is work."""
     for thread in threads:
         if not thread.is_alive():
             raise OocError(f"thread {thread.name} died, as one does that runs out of memory between two pieces of work")
 
 
 class Threads(ThreadPoolExecutor):
-    """A pool, by its number of threads and their name."""
+    """A pool of threads, by their number and name."""
 
     def result(self, future: Future[T]) -> T:
-        """What work of this pool gives, or raises, once it is done; OocError where a thread has died."""
+        """Return, or raise, the result of work in this pool once it is done. Raises OocError if a thread has died."""
         return next(self.completed([future])).result()
 
     def completed(self, futures: Collection[Future[T]]) -> Iterator[Future[T]]:
-        """The same of several, as they are done."""
+        """Yield several pieces of work as they are done."""
         left = {*futures}
         while left:
             done, left = wait(left, LOOK_S, FIRST_COMPLETED)
@@ -45,11 +45,11 @@ class Threads(ThreadPoolExecutor):
 
 
 def ahead(items: Iterable[T], *, name: str, most: int = 1) -> Generator[T]:
-    """The same, made on a thread of that ``name`` while those before are in use: beside the one in use, ``most`` exist,
-    one of these being made. Inflating, sorting, copying and file I/O all let go of the interpreter.
+    """Yield ``items``, made on a thread of that ``name`` while earlier ones are in use: at most ``most`` exist beside
+    the one in use, including the one being made. Inflating, sorting, copying and file I/O release the interpreter.
 
-    What producing raises is raised where the item would have come. With the last item, or when the generator is closed
-    or dropped, the thread ends and a generator of ``items`` is closed, however far it got.
+    An exception in making an item is raised where the item would have come. With the last item, or when the generator
+    is closed or dropped, the thread ends and a generator of ``items`` is closed, however far it got.
     """
     iterator = iter(items)
     with Threads(1, name) as pool:

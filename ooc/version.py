@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The version, where everything may import it: ``ooc`` itself names all layers."""
+"""The version, in a module that everything may import: ``ooc`` itself imports all layers."""
 
 __version__ = "0.1.0"
