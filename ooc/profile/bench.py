@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timing work as the executor would do it: a tile a task, all threads at once, every task single-threaded.
+"""Time work as the executor does it: a tile a task, all threads at once, every task single-threaded.
 
-On the CPU a rate goes by the clock, less what threads were ready for and other programs had the processors, as the
-kernel counts that; but never by less than the processor time that the work took. So what threads lose to one another
-counts, waiting for the interpreter above all: beside processor time that makes an operator cost half as much again. Of
-several rounds the median counts, since an epoch meets the machine as it mostly is: forecasts by the best round were a
-fifth too short. On a GPU the clock is read, when all that was sent has been done. Tasks are sent so often that waiting
-for the first launch and the last answer hardly counts: plans count launches as operators.
+On the CPU a rate goes by the clock, minus the time in which threads were ready while other programs had the processors,
+as the kernel counts it; but it is at least the processor time of the work. So what threads lose to one another counts,
+above all waiting for the interpreter, which makes an operator cost half as much again as its processor time. The median
+of several rounds counts, since an epoch meets the machine in its usual state: forecasts by the best round were a fifth
+too short. On a GPU the clock is read when all work sent has been done. Tasks are sent so fast that waiting for the
+first launch and the last answer hardly counts: plans count launches as operators.
 """
 
 import math
@@ -28,12 +28,12 @@ _ALIKE = 0.03
 _DEVICE_ROUND_S = 0.01
 
 Task = Callable[[int], object]
-"""Computes a tile, by its number."""
+"""A function that computes a tile, by its number."""
 
 
 class Round(NamedTuple):
-    """What one round took: by the clock, and in processor time; on a device both are the clock's. ``waited_s``: of the
-    clock's, when threads were ready and had no processor."""
+    """The time of one round: by the clock, and processor time; on a device both are the clock's. ``waited_s``: the part
+    of it in which threads were ready and had no processor."""
 
     clock_s: float
     cpu_s: float
@@ -41,13 +41,13 @@ class Round(NamedTuple):
 
     @property
     def own_s(self) -> float:
-        """Without what other programs took."""
+        """The seconds without what other programs took."""
         return max(self.cpu_s, self.clock_s - self.waited_s)
 
 
 def settled(rounds: Sequence[Round], *, most: int = _MOST_ROUNDS) -> bool:
-    """Whether more rounds are hardly worth their time: the two that the clock says took least took as long as one
-    another, so that nobody else was in their way."""
+    """Whether more rounds are not worth their time: the two fastest rounds took equally long, so nothing was in their
+    way."""
     if len(rounds) < _ROUNDS:
         return False
     least, next_to_it = sorted(rounds)[:2]
@@ -55,7 +55,7 @@ def settled(rounds: Sequence[Round], *, most: int = _MOST_ROUNDS) -> bool:
 
 
 class Bench:
-    """``device`` computes, the CPU with ``threads`` threads. A context manager."""
+    """A benchmark on ``device``, or on the CPU with ``threads`` threads. A context manager."""
 
     def __init__(self, device: torch.device, threads: int) -> None:
         self.device = device
@@ -64,7 +64,8 @@ class Bench:
         self._pool = WorkerPool(threads, TASKS_AHEAD * threads)
 
     def seconds(self, compute: Task, tasks: int) -> float:
-        """Of ``compute(0)`` to ``compute(tasks - 1)``: the median of a few rounds, after one that warms up."""
+        """Return the seconds of ``compute(0)`` to ``compute(tasks - 1)``: the median of a few rounds, after one that
+        warms up."""
         if self.device.type == "cuda":
             self._on_device(compute, tasks)  # programs are compiled
             times = max(1, math.ceil(_DEVICE_ROUND_S / self._on_device(compute, tasks).clock_s))
@@ -108,7 +109,8 @@ class Bench:
 
 
 def waited_s() -> float:
-    """How long threads of this process have been ready and had no processor, all together; 0 where nobody counts it."""
+    """Return how long threads of this process have been ready without a processor, all together; 0 where this is not
+    counted."""
     waited_ns = 0
     for path in Path("/proc/self/task").glob("*/schedstat"):
         with suppress(OSError):  # a thread that ends meanwhile

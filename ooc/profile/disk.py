@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disk of a folder, through the engine that training would use there.
+"""Measure the disk of a folder, through the engine that training would use there.
 
-A nameless file is written once, so that what is read are bytes and not holes, then read and written in requests of
-several sizes at random places, for moments: a drive that is fast only until a cache is full looks as fast as that.
-Bytes are random, or a disk that compresses would look faster.
+An unnamed file is written once, so that bytes are read and not holes. Then it is read and written for moments, in
+requests of several sizes at random places. A drive that is only fast until a cache is full looks that fast here, too.
+The bytes are random; otherwise a disk that compresses would look faster.
 """
 
 import random
@@ -36,7 +36,8 @@ _LABEL = "the profile"
 
 
 def measure_disk(folder: Path) -> Disk:
-    """About three seconds; nothing stays in ``folder``. BudgetError where it has no room for the file."""
+    """Measure for about three seconds and leave nothing in ``folder``. Raises BudgetError if it has no room for the
+    file."""
     free = shutil.disk_usage(folder).free
     if free < 2 * FILE_BYTES:
         raise BudgetError(
@@ -74,7 +75,7 @@ class _Probe:
         )
 
     def _fill(self) -> None:
-        """Random bytes, which come again after as many as the memory has."""
+        """Fill memory with random bytes, which repeat after as many as there is memory."""
         memory = self._arena.view(0, _MEMORY_BYTES)
         memory[:] = np.frombuffer(np.random.default_rng(0).bytes(_MEMORY_BYTES), dtype=np.uint8)
         size = READ_SIZES[-1]
@@ -84,7 +85,8 @@ class _Probe:
         self._collect(0)
 
     def _rate(self, size: int, depth: int, reads: float) -> float:
-        """Bytes a second with ``depth`` requests in flight, of which a share ``reads`` read: the best of some times."""
+        """Return bytes per second with ``depth`` requests in flight, a fraction ``reads`` of them reads: the best of
+        some rounds."""
         return max(self._window(size, depth, reads) for _ in range(_WINDOWS))
 
     def _window(self, size: int, depth: int, reads: float) -> float:
@@ -106,11 +108,11 @@ class _Probe:
         self._in_flight.append(self._engine.write(spans, memory) if writing else self._engine.read(spans, memory))
 
     def _collect(self, left: int) -> None:
-        """Wait, first sent first, until only ``left`` requests are in flight."""
+        """Wait for requests, in the order sent, until only ``left`` are in flight."""
         while len(self._in_flight) > left:
             self._in_flight.popleft().wait()
 
 
 def _depth(size: int) -> int:
-    """As many requests of ``size`` as the engine keeps in flight, and the memory has room for."""
+    """Return how many requests of ``size`` the engine keeps in flight and the memory has room for."""
     return max(1, min(_MOST_IN_FLIGHT, _MEMORY_BYTES // size))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the executor itself costs: tiny epochs of its own.
+"""Measure what the executor itself costs, by tiny epochs.
 
-The program writes a matrix, reads it to write another, and reads that backwards. With one column and memory for all
-of it, nothing is left but steps and tiles; of two block heights, one has eight times the steps. With more columns and
-little memory, every block goes to the disk and back.
+The program writes a matrix, reads it to write another, and reads that backwards. With one column and memory for all of
+it, only the costs of steps and tiles are left; of two block heights, one has eight times the steps. With more columns
+and little memory, every block goes to the disk and back.
 """
 
 from contextlib import ExitStack, nullcontext
@@ -36,8 +36,8 @@ _AMPLE, _SCARCE = 256_000_000, 12_000_000
 
 @dataclass(frozen=True, slots=True)
 class EpochTimes:
-    """``per_tile`` and ``per_step``: processor seconds of any one thread; ``per_block`` and ``per_byte``: shared by all
-    of them."""
+    """The costs of an epoch. ``per_tile`` and ``per_step``: processor seconds of one thread; ``per_block`` and
+    ``per_byte``: processor seconds shared by all threads."""
 
     per_tile: float
     per_step: float
@@ -46,7 +46,7 @@ class EpochTimes:
 
 
 def measure_epoch(folder: Path, *, threads: int, cores: int) -> EpochTimes:
-    """Two to four seconds, with spill files of 67 MB in ``folder``."""
+    """Measure for two to four seconds, with spill files of 67 MB in ``folder``."""
     with ExitStack() as stack:
         epochs: list[_Epoch] = []
         for one in (
@@ -75,9 +75,9 @@ def measure_epoch(folder: Path, *, threads: int, cores: int) -> EpochTimes:
 
 
 class _Epoch:
-    """One such epoch, run as often as one likes.
+    """One such epoch, which can be run repeatedly.
 
-    ``rounds``: what each run took, processor seconds of all threads together.
+    ``rounds``: the time of each run, in processor seconds of all threads together.
     """
 
     def __init__(self, columns: int, block_rows: int, budget_bytes: int, folder: Path, threads: int) -> None:
@@ -120,11 +120,11 @@ class _Epoch:
 
     @property
     def least(self) -> Round:
-        """The run that others were least in the way of."""
+        """Return the run that was disturbed least."""
         return min(self.rounds)
 
     def run(self) -> Round:
-        """Once more, timed."""
+        """Run and time it once more."""
         clock, cpu = perf_counter(), process_time()
         sums = PanelSums(lambda _: None, {"": self._runtime.plan.tile_rows})
         run_program(self._runtime, "train", self._steps, sums, lambda _: None)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What computes: rates of aggregation, dense products and element-wise work, by the kernels that training uses."""
+"""Measure the processor: rates of aggregation, dense products and element-wise work, by the kernels that training
+uses."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,42 +19,44 @@ from ooc.plan.hardware import Curve
 from ooc.profile.bench import Bench
 
 POOL_BYTES = 128 << 20
-"""Of the slab that is pulled from: several times what a processor's cache holds."""
+"""Bytes of the slab that is pulled from: several times a processor's cache."""
 _POOL_PER_CACHE = 16
-"""Of a GPU. A cache that kept the rows picked most would have 16^-0.4 = 33 % of the picks; one of 50 MiB, as large GPUs
-have it, 69 % of those out of 128 MiB."""
+"""The size of a GPU's slab, relative to its cache. A cache that kept the most popular rows would serve 16^-0.4 = 33 %
+of the accesses; one of 50 MiB, as large GPUs have, 69 % of those to 128 MiB."""
 _POOL_SHARE = 0.25
-"""Of a GPU's free memory, at most: element-wise work takes one and a half times the slab beside it."""
+"""The largest share of a GPU's free memory for the slab: element-wise work takes one and a half times as much beside
+it."""
 ROW_BYTES = (32, 64, 128, 256, 512, 1024)
 DEGREES = (4, 64)
 DTYPES = ("float32", "bfloat16", "float64")
 _TILE_ROWS = 1024
 _EDGES = 1 << 20
 _EDGES_OF_DEVICE = 1 << 23
-"""At once, so that a GPU takes longer to pull the narrowest rows than the host to launch that."""
+"""Edges at once, so many that a GPU takes longer to pull the narrowest rows than the host to launch it."""
 _CACHE_ROW_BYTES = (128, 512)
 _FEW_DEGREE, _MANY_DEGREE = DEGREES
 _PRODUCT_COLUMNS = 128
 _HEADS, _CHANNELS, _ATTENDED_DEGREE = 4, 16, 16
 _OTHER_TILES = 1.24
-"""How much longer a tile takes among others than again and again: in trainings, as ``per_edge`` says."""
+"""How much longer a tile takes among other tiles than repeatedly, in trainings, as ``per_edge`` says."""
 _CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
 _SKEW = 2.5
-"""Ends of edges are drawn as u^2.5 · N: popularity falls as rank^-0.6, degrees follow a power law of exponent 2.7."""
+"""The ends of edges are drawn as u^2.5 · N: popularity falls as rank^-0.6, and degrees follow a power law with exponent
+2.7."""
 
 
 @dataclass(frozen=True, slots=True)
 class PullTimes:
-    """Seconds of one pull: ``per_edge`` by bytes of a row, and ``per_row``."""
+    """Seconds of a pull: ``per_edge`` by bytes of a row, and ``per_row``."""
 
     per_edge: Curve
     per_row: float
 
 
 def pull_times(bench: Bench, memory: Tensor) -> PullTimes:
-    """Pulls out of a slab that fills ``memory`` (float32).
+    """Return the times of pulls from a slab that fills ``memory`` (float32).
 
-    Two degrees at the same number of edges tell what a row costs besides its edges.
+    Two degrees with the same number of edges tell what a row costs besides its edges.
     """
     few, many = ({b: _pull_seconds(bench, memory, b, degree) for b in ROW_BYTES} for degree in DEGREES)
     edges = _edges(memory.device)
@@ -65,7 +68,7 @@ def pull_times(bench: Bench, memory: Tensor) -> PullTimes:
 
 
 def pool_bytes(device: torch.device) -> int:
-    """Of the slab that is pulled from on ``device``, in whole MiB."""
+    """Return the bytes of the slab that is pulled from on ``device``, in whole MiB."""
     if device.type == "cpu":
         return POOL_BYTES
     free, _ = torch.cuda.mem_get_info(device)
@@ -78,7 +81,7 @@ def _edges(device: torch.device) -> int:
 
 
 def _pull_seconds(bench: Bench, memory: Tensor, row_bytes: int, degree: int) -> float:
-    """Seconds of ``_edges`` edges, ``degree`` a row."""
+    """Return the seconds of ``_edges`` edges, ``degree`` a row."""
     columns, edges = row_bytes // memory.itemsize, _edges(memory.device)
     source = memory[: len(memory) // columns * columns].view(-1, columns)
     generator = torch.Generator(memory.device).manual_seed(row_bytes)
@@ -98,9 +101,9 @@ def _pull_seconds(bench: Bench, memory: Tensor, row_bytes: int, degree: int) -> 
 
 
 def kept_in_cache_bytes(bench: Bench, slab: Tensor, near: PullTimes, far: PullTimes) -> int:
-    """How much of ``slab`` pulls find in the cache, by where their time lies between those of a slab that is in it and
-    of one that is not. Caches are shared with the topology, results and other programs, virtual ones with strangers:
-    what the system tells is their size, not what one gets of them."""
+    """Return how much of ``slab`` pulls find in the cache: their time lies between those of a slab in the cache and of
+    one far larger. Caches are shared with the topology, results and other programs, on virtual machines with strangers;
+    the system tells their size, not how much one gets."""
     shares = []
     for row_bytes in _CACHE_ROW_BYTES:
         seconds = _pull_seconds(bench, slab, row_bytes, _MANY_DEGREE) / _edges(slab.device) - far.per_row / _MANY_DEGREE
@@ -110,7 +113,7 @@ def kept_in_cache_bytes(bench: Bench, slab: Tensor, near: PullTimes, far: PullTi
 
 
 def multiplies_per_s(bench: Bench) -> Iterator[tuple[str, float]]:
-    """Multiply-adds a second by dtype: as many forward as for a weight's gradient."""
+    """Yield multiply-adds per second by dtype, half of them forward and half for a weight's gradient."""
     rows = _TILE_ROWS if bench.device.type == "cpu" else 64 * _TILE_ROWS
     for name in DTYPES:
         dtype = getattr(torch, name)
@@ -125,7 +128,8 @@ def multiplies_per_s(bench: Bench) -> Iterator[tuple[str, float]]:
 
 
 def stream_bytes_per_s(bench: Bench, memory: Tensor) -> float:
-    """Bytes a second that element-wise work reads and writes: rows scaled, a function, a sum, and stored."""
+    """Return the bytes per second that element-wise work reads and writes: rows scaled, a function, a sum, and
+    stored."""
     source, target = (half.view(-1, _PRODUCT_COLUMNS) for half in memory.chunk(2))
     rows = _TILE_ROWS if bench.device.type == "cpu" else len(source)
     scale = torch.ones(rows, 1, device=bench.device)
@@ -140,8 +144,8 @@ def stream_bytes_per_s(bench: Bench, memory: Tensor) -> float:
 
 
 def computed_bytes_per_s(bench: Bench, memory: Tensor, pulls: PullTimes, operator_s: float) -> float:
-    """Bytes a second of what the CPU computes for edges, as layers count it, by GAT's attention over rows that lie in
-    the cache. It is no streaming: where the memory is half as fast, this is not."""
+    """Return the bytes per second of what the CPU computes for edges, as layers count it, by GAT's attention over rows
+    in the cache. It is no streaming: with memory half as fast, this is not slower."""
     columns = _HEADS * _CHANNELS
     source = memory[: len(memory) // (columns + _HEADS) * (columns + _HEADS)].view(-1, columns + _HEADS)
     generator, edges = torch.Generator().manual_seed(0), _TILE_ROWS * _ATTENDED_DEGREE
@@ -159,8 +163,8 @@ def computed_bytes_per_s(bench: Bench, memory: Tensor, pulls: PullTimes, operato
 
 
 def operator_seconds(bench: Bench) -> float:
-    """Seconds of an operator on a part of next to nothing, where all threads do nothing else and take turns. On a GPU
-    one thread launches all of them."""
+    """Return the seconds of an operator on almost nothing, while all threads do only this and take turns. On a GPU one
+    thread launches all of them."""
     tiny = torch.ones(16, 16, device=bench.device)
     threads = 1 if bench.device.type == "cuda" else bench.threads
     count = 1000
@@ -173,7 +177,7 @@ def operator_seconds(bench: Bench) -> float:
 
 
 def cache_bytes(device: torch.device) -> int:
-    """Of the last cache before memory, as the system tells; 0 where it does not."""
+    """Return the bytes of the last cache before memory, by the system; 0 if it does not tell."""
     if device.type == "cuda":
         return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0))
     sizes = [0]

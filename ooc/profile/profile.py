@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine measured: the ``Hardware`` that the planner takes, and its figures for people to read.
+"""The measured machine: the ``Hardware`` for the planner, and its figures for people.
 
-Profiles are kept in the user's cache folder, one a machine, disk and device. Another machine, processor, number of
-cores, GPU, filesystem or version of this program has a profile of its own, so a home folder shared by several machines
-does no harm. What is there but damaged counts as not there.
+Profiles are kept in the user's cache folder, one for each machine, disk and device. Another machine, processor, number
+of cores, GPU, filesystem or version of this program has a profile of its own, so several machines may share a home
+folder. A damaged profile counts as missing.
 """
 
 import contextlib
@@ -38,19 +38,20 @@ from ooc.storage.array import replace_file
 from ooc.version import __version__
 
 LEAST_MEMORY_BYTES = 300_000_000
-"""What measuring takes at most beyond the interpreter with torch."""
+"""The most memory that measuring takes, beyond the interpreter with torch."""
 _PARTS = 4
 _NEAR_SHARE, _MIDDLING_SHARE = 0.125, 0.5
-"""Of the cache: a slab so small lies in it whole, beside whatever else is there; of a larger one some part."""
+"""Fractions of the cache: a slab of the first size lies in it whole, beside everything else; of one of the second size,
+a part does."""
 _LEAST_CACHE_BYTES = 8 << 20
-"""Of the last cache, where the system tells of none."""
+"""Bytes of the last cache if the system does not tell."""
 _BETWEEN_OPERATORS = 1.2
-"""How much longer a GPU's host takes for an operator of an epoch than for one in a loop: the interpreter has to find
-out which is next. 1.1 for GraphSAGE and 1.3 for GCN, where nothing but the host takes any time (docs/gpu-executor.md).
-"""
+"""How much longer a GPU's host takes for an operator in an epoch than in a loop, since the interpreter must find out
+which is next: 1.1 for GraphSAGE and 1.3 for GCN, where only the host takes any time (docs/gpu-executor.md)."""
 _OVERLAP = 0.4
-"""Of the SSD's time with computing. Measured by epochs of a second it came to 0.04 to 0.82, on one machine in a quarter
-of an hour; 16 trainings that use the SSD are forecast as well with 0.3 to 0.45 for all of them (docs/profile.md)."""
+"""The overlap of the SSD with computing. Measured by epochs of a second it varied from 0.04 to 0.82 within a quarter of
+an hour on one machine; 16 trainings that use the SSD are forecast equally well with 0.3 to 0.45 for all of them
+(docs/profile.md)."""
 _PIECE_VALUES = 1 << 18
 _PINNED_BYTES = 64 << 20
 _COPY_ROUNDS = 5
@@ -68,8 +69,8 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """``hardware`` as of ``date`` (ISO 8601). ``others``: the share of the processors that other processes took
-    meanwhile; where it is large, the clock's readings tell little."""
+    """The ``hardware`` as measured on ``date`` (ISO 8601). ``others``: the share of the processors that other processes
+    took meanwhile; if it is large, the figures are unreliable."""
 
     hardware: Hardware
     date: str
@@ -81,7 +82,7 @@ class Profile:
         return list(_readings(self.hardware))
 
     def as_dict(self) -> dict[str, Any]:
-        """For a file: ``from_dict`` gives the same again."""
+        """Return plain data for a file; ``from_dict`` reads it back."""
         return {
             "date": self.date,
             "hardware": self.hardware.as_dict(),
@@ -91,7 +92,7 @@ class Profile:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, where: str) -> Self:
-        """The inverse of ``as_dict``; HardwareError naming ``where`` and what is wrong."""
+        """The inverse of ``as_dict``. Raises HardwareError naming ``where`` and what is wrong."""
         try:
             hardware = Hardware.from_dict(data["hardware"], where=where)
             return cls(hardware, str(data["date"]), float(data["others"]))
@@ -100,10 +101,10 @@ class Profile:
 
 
 def measure(folder: Path, listener: Listener, *, device: str = "cpu", threads: int | None = None) -> Profile:
-    """Measure this machine with the disk of ``folder``, about fifteen seconds. ``device``: ``"cpu"`` or ``"cuda"``.
+    """Measure this machine with the disk of ``folder``, for about fifteen seconds. ``device``: ``"cpu"`` or ``"cuda"``.
 
-    Takes a file of 537 MB in ``folder`` and 300 MB of memory while it runs, and leaves neither. BudgetError where there
-    is no room for them. The CUDA side has not been run on a machine that has one.
+    It takes a file of 537 MB in ``folder`` and 300 MB of memory while it runs, and frees both. Raises BudgetError if
+    there is no room for them. The CUDA side has never been run on a machine with CUDA.
     """
     if not folder.is_dir():
         raise OptionError(f"spill folder {folder} does not exist")
@@ -149,13 +150,13 @@ def measure(folder: Path, listener: Listener, *, device: str = "cpu", threads: i
 
 
 def _used() -> tuple[float, float]:
-    """Seconds that there have been of all processors, and those that other processes have had."""
+    """Return the seconds of all processors so far, and those that other processes have had."""
     times = psutil.cpu_times()
     return perf_counter() * (psutil.cpu_count() or 1), times.user + times.nice + times.system - process_time()
 
 
 def _measured_processor(bench: Bench, epoch: EpochTimes) -> Processor:
-    """Rates of what computes, with what steps and tiles of an ``epoch`` take besides."""
+    """Return the rates of the processor, and the costs of steps and tiles from an ``epoch``."""
     with ExitStack() as stack:
         pool = _pool(bench.device, stack)
         cache = processor.cache_bytes(bench.device)
@@ -184,7 +185,7 @@ def _measured_processor(bench: Bench, epoch: EpochTimes) -> Processor:
 
 
 def _pool(device: torch.device, stack: ExitStack) -> Tensor:
-    """Memory of ``device`` to work in, touched, as float32; until ``stack`` is closed."""
+    """Return initialised memory of ``device`` to work in, as float32, until ``stack`` is closed."""
     size = processor.pool_bytes(device)
     if device.type != "cpu":
         return torch.ones(size // 4, device=device)
@@ -194,7 +195,7 @@ def _pool(device: torch.device, stack: ExitStack) -> Tensor:
 
 
 def _copy_bytes_per_s(bench: Bench, memory: Tensor) -> float:
-    """Bytes a second copied on the host from one half of ``memory`` to the other."""
+    """Return the bytes per second of copies on the host, from one half of ``memory`` to the other."""
     source, target = memory.chunk(2)
 
     def task(number: int) -> None:
@@ -205,7 +206,7 @@ def _copy_bytes_per_s(bench: Bench, memory: Tensor) -> float:
 
 
 def _wire(device: torch.device) -> Wire:
-    """Both ways between pinned host memory and ``device``."""
+    """Measure both directions between pinned host memory and ``device``."""
     pinned = torch.empty(_PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
     there = torch.empty(_PINNED_BYTES, dtype=torch.uint8, device=device)
 
@@ -263,7 +264,7 @@ _MACHINE_ID = Path("/etc/machine-id")
 
 
 def cached(folder: Path, *, device: str = "cpu") -> Profile | None:
-    """The profile of this machine with the disk of ``folder``; None where there is none to be had."""
+    """Return the profile of this machine with the disk of ``folder``; None if there is none."""
     path = location(folder, device=device)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -273,7 +274,7 @@ def cached(folder: Path, *, device: str = "cpu") -> Profile | None:
 
 
 def known_hardware(folder: Path, *, device: str = "cpu") -> Hardware:
-    """This machine as it has been measured with the disk of ``folder``; estimates where nobody has."""
+    """Return this machine as measured with the disk of ``folder``, or estimates if it has not been measured."""
     profile = cached(folder, device=device)
     if profile is not None:
         return profile.hardware
@@ -281,7 +282,7 @@ def known_hardware(folder: Path, *, device: str = "cpu") -> Hardware:
 
 
 def keep(profile: Profile, folder: Path, *, device: str = "cpu") -> Path:
-    """Write ``profile``, whole or not at all → where it is. OSError where the cache folder cannot be written."""
+    """Write ``profile``, whole or not at all; return its path. Raises OSError if the cache folder cannot be written."""
     path = location(folder, device=device)
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"machine": _identity(folder, device), **profile.as_dict()}, indent=2, allow_nan=False)
@@ -290,13 +291,13 @@ def keep(profile: Profile, folder: Path, *, device: str = "cpu") -> Path:
 
 
 def location(folder: Path, *, device: str = "cpu") -> Path:
-    """The file of such a profile, whether it is there or not."""
+    """Return the path of such a profile, existing or not."""
     text = json.dumps(_identity(folder, device), sort_keys=True)
     return cache_folder() / f"profile-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
 
 
 def _identity(folder: Path, device: str) -> dict[str, str | int]:
-    """What a profile holds for. The system's name and id are hashed, as the id is not to be handed on."""
+    """Return what a profile is valid for. The system's name and id are hashed, since the id must not be passed on."""
     number = ""
     with contextlib.suppress(OSError):
         number = _MACHINE_ID.read_text(encoding="ascii").strip()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of one training: group (what they tell each other, and whether they are alive), steps (what is added
-up after each of their batches)."""
+"""The processes of one training: ``group`` (their communication, and whether they are alive), ``steps`` (what they add
+up after each batch)."""
 
 from ooc.ranks.group import ALONE, Ranks
 from ooc.ranks.steps import RunningStatistics, StepSum

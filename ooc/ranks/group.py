@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of one training, as ``torchrun`` starts them: which of them this one is, and what they tell each other
-by ``torch.distributed`` with gloo, or from device to device with what these have for that.
+"""The processes of one training, as started by ``torchrun``: this one's rank, and communication by
+``torch.distributed`` with gloo, or from device to device with the devices' own backend.
 
-Sums over processes are taken in the order of what is summed, the same for any number of them; ``all_reduce`` would add
-in an order that depends on it.
+Sums over processes are taken in the order of the summands, which is the same for any number of processes;
+``all_reduce`` would add in an order that depends on it.
 
-Whether they are alive they tell each other by the store that they have met in: each counts up a number of its own
-there, on a thread, whatever it computes or waits for. One that is slow goes on counting and is waited for. One whose
-number stands still has been killed or stopped, or cannot be reached; whoever finds that out first says so in the store,
-and all stop. What has gone wrong one process of every machine says.
+Processes tell each other that they are alive through the store in which they have met: a thread of each process counts
+up a number there, whatever the process computes or waits for. A slow process goes on counting and is waited for. One
+whose number stands still has been killed or stopped, or cannot be reached. Whoever finds that out first writes it to
+the store, and all stop. One process of every machine reports what has gone wrong.
 """
 
 import atexit
@@ -37,25 +37,25 @@ from ooc.interruption import stop_if_asked
 from ooc.ranks.packing import CPU, packed, unpacked
 
 Store = Any
-"""torch.distributed's, whose stubs lack methods."""
+"""torch.distributed's store, with methods that its stubs lack."""
 
 BEAT_S = 1.0
 SILENT_BEATS = 30
-"""For so many beats of one's own a process may be silent: a machine that swaps, or an interpreter that is held, lets
-threads wait for seconds."""
+"""How many beats of one's own another process may be silent: on a machine that swaps, or with an interpreter that is
+held, threads wait for seconds."""
 _BROKEN_BEATS = 3
-"""The same where a connection has broken: somebody has gone, and it is only asked who."""
+"""The same after a connection has broken: some process has gone, and only its number is sought."""
 _VERDICT = "verdict"
 _START, _THERE = "start", "there"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _INTERFACES = "GLOO_SOCKET_IFNAME"
-"""What names the networks' interfaces that gloo is to send by."""
+"""The variables that name the network interfaces for gloo."""
 
 
 class Place(NamedTuple):
-    """Where a process runs: the machine's ``host`` name, what tells it from others of that name, the ``address`` that
-    the name has there, and the ``interfaces`` that gloo is to send by instead. ``token``: drawn by this process alone;
-    ``is_anew``: torchrun has started it in the place of another one."""
+    """Where a process runs: the machine's ``host`` name, what tells it from others of that name, the ``address`` of the
+    name there, and the ``interfaces`` that gloo should use instead. ``token``: random, for this process alone;
+    ``is_anew``: torchrun has started it in place of another one."""
 
     host: str = ""
     boot: str = ""
@@ -66,7 +66,7 @@ class Place(NamedTuple):
 
     @classmethod
     def here(cls) -> Self:
-        """This process."""
+        """Return the place of this process."""
         host, restarts = socket.gethostname(), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         try:
             address = socket.gethostbyname(host)
@@ -87,31 +87,31 @@ class Place(NamedTuple):
 
 
 class Machines:
-    """Which machine every process runs on, as its ``places`` by rank say."""
+    """The machine of every process, from their ``places`` by rank."""
 
     def __init__(self, places: Sequence[Place]) -> None:
         self._machines, self._hosts = [place.machine for place in places], [place.host for place in places]
 
     def here(self, rank: int) -> list[int]:
-        """Those on the machine of process ``rank``."""
+        """Return the ranks on the machine of process ``rank``."""
         return [other for other, machine in enumerate(self._machines) if machine == self._machines[rank]]
 
     def name(self, rank: int) -> str:
-        """The process, for people; where there are several machines with the one that it runs on."""
+        """Return a name of the process for people; with several machines, including its machine."""
         return f"rank {rank} ({self._hosts[rank]})" if len({*self._machines}) > 1 else f"rank {rank}"
 
     def is_told(self, by: int, to: int) -> bool:
-        """Whether another process than ``to`` says on its machine what went wrong, of which ``by`` says it first."""
+        """Whether another process than ``to`` reports on its machine what went wrong, which ``by`` reports first."""
         here = self.here(to)
         return to != (by if by in here else here[0])
 
 
 def meet(whole: Store, rank: int, count: int, within: timedelta) -> tuple[Store, list[Place]]:
-    """Where the processes of one start tell each other of themselves, and where they are, by rank, once all have come;
-    RankError with those that have not in time, which one on every machine tells.
+    """Let the processes of one start find each other, and return where they are, by rank, once all have come. Raises
+    RankError with those that have not come in time; one on every machine reports it.
 
-    ``whole`` may be a store that torchrun keeps when it starts processes anew, and how often it has done that it counts
-    on every machine by itself. So the first process names the start, and says who is there.
+    ``whole`` may be a store that torchrun keeps when it restarts processes, and torchrun counts restarts on each
+    machine by itself. So the first process names the start, and says who is there.
     """
     own, names, deadline = (
         Place.here(),
@@ -146,8 +146,7 @@ def meet(whole: Store, rank: int, count: int, within: timedelta) -> tuple[Store,
 
 
 def check_reached(places: Sequence[Place], rank: int) -> None:
-    """RankError where other machines cannot reach one by its name, which is what gloo goes by unless it is told
-    otherwise."""
+    """Raise RankError if other machines cannot reach this one by its name, which gloo uses unless told otherwise."""
     machines = Machines(places)
     for other, place in enumerate(places):
         if len(machines.here(other)) < len(places) and not place.is_reached:
@@ -158,7 +157,7 @@ def check_reached(places: Sequence[Place], rank: int) -> None:
 
 
 class Heartbeat:
-    """That of process ``rank``, and what is known of the ``count`` of them, who have met in ``store``, on
+    """The heartbeat of process ``rank``, and what is known of the ``count`` processes that have met in ``store``, on
     ``machines``."""
 
     def __init__(self, store: Store, rank: int, count: int, machines: Machines) -> None:
@@ -167,20 +166,20 @@ class Heartbeat:
         self._rounds = self._rounds_seen = self._unheard = 0
         self._is_lost = False
         self._verdict: tuple[int, int, str] | None = None
-        """By whom, of whom, what."""
+        """Who reported, about whom, and what."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._thread.start()
 
     def check(self) -> None:
-        """RankError where one has failed, or it is known to be no more."""
+        """Raise RankError if a process has failed or is known to be gone."""
         if self._verdict is None:
             return
         by, of, what = self._verdict
         raise RankError(f"{self._machines.name(of)} {what}", is_told=self._machines.is_told(by, self._rank))
 
     def check_waiting(self) -> None:
-        """The same, once a beat, of who waits; RankError, too, where the store is not to be reached."""
+        """The same while waiting, once a beat; also raise RankError if the store cannot be reached."""
         self.check()
         self._unheard = 0 if self._rounds != self._rounds_seen else self._unheard + 1
         self._rounds_seen = self._rounds
@@ -190,7 +189,7 @@ class Heartbeat:
             raise RankError(f"the process that keeps the store of all others, {keeper}, does not answer")
 
     def find_gone(self) -> None:
-        """A connection has broken: RankError with who has gone, if that is found out within a few beats."""
+        """After a connection has broken, raise RankError with who has gone, if that is found out within a few beats."""
         until = self._rounds + _BROKEN_BEATS + 1
         while self._rounds <= until and not self._is_lost:
             self.check_waiting()
@@ -201,7 +200,7 @@ class Heartbeat:
             self._ended.wait(BEAT_S / 4)
 
     def fail(self) -> None:
-        """Have all others know that this process does not go on."""
+        """Tell all others that this process does not go on."""
         if self._verdict is None and not self._is_lost:
             self._judge(self._store, self._rank, "has failed")
 
@@ -230,7 +229,8 @@ class Heartbeat:
             self._is_lost = True
 
     def _judge(self, store: Store, of: int, what: str) -> None:
-        """Have this known to all, unless something else is; where the store has gone, to this process alone."""
+        """Tell all others of this, unless something else is known already; if the store has gone, only this process
+        knows."""
         if self._verdict is not None:
             return
         verdict = f"{self._rank} {of} {what}"
@@ -251,26 +251,26 @@ def _beat(rank: int) -> str:
 T = TypeVar("T")
 
 MEETING = timedelta(minutes=10)
-"""How long a process waits for all others to start: some may have to read or convert what they train on first."""
+"""How long a process waits for all others to start; some may have to read or convert their data first."""
 _UNLIMITED = timedelta(days=365)
-"""How long it waits for what they send: they are known to be alive."""
+"""How long it waits for what they send, as they are known to be alive."""
 _POLL_S = 2e-5
-"""How often is asked whether a device has sent something."""
+"""Seconds between checks whether a device has sent something."""
 _EXIT_ERROR = 2
 _PROBES = [64 << 10, 256 << 10, *[1 << 20] * 3]
-"""Bytes that each sends to each in turn, to find out how fast that is."""
+"""Bytes that each process sends to each, to measure the link."""
 _PROBING_S = 0.3
-"""No more of them after so long."""
+"""The most seconds for these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process is number ``rank`` of ``count``. ``machines``: where they run (None: all on one);
-    ``is_anew``: torchrun has started some of them anew.
+    """Process ``rank`` of ``count``, and its communication. ``machines``: where they run (None: all on one);
+    ``is_anew``: torchrun has restarted some of them.
 
-    What is sent goes by ``group``, and ``beside`` it by another one, which another thread may use meanwhile; and from
-    device to device by ``direct``, where they can do that, of whose memory it takes ``direct_bytes``. Whoever waits
-    raises RankError once another process is known to have failed, gone or stopped.
+    Messages go by ``group``, and by the group ``beside`` it, which another thread may use meanwhile; from device to
+    device they go by ``direct``, if possible, which takes ``direct_bytes`` of device memory. Waiting raises RankError
+    once another process is known to have failed, gone or stopped.
     """
 
     rank: int = 0
@@ -285,32 +285,33 @@ class Ranks:
 
     @property
     def here(self) -> Sequence[int]:
-        """Those on this machine."""
+        """The ranks on this machine."""
         return range(self.count) if self.machines is None else self.machines.here(self.rank)
 
     @property
     def local_count(self) -> int:
-        """How many run on this machine."""
+        """The number of processes on this machine."""
         return len(self.here)
 
     @property
     def most_on_a_machine(self) -> int:
-        """How many run on the one that has the most."""
+        """The number of processes on the machine that has the most."""
         return self.count if self.machines is None else max(len(self.machines.here(rank)) for rank in range(self.count))
 
     @property
     def first_of_machines(self) -> Sequence[int]:
-        """The first of every machine."""
+        """The first rank of every machine."""
         return [0] if self.machines is None else sorted({self.machines.here(rank)[0] for rank in range(self.count)})
 
     def name(self, rank: int) -> str:
-        """A process, for people."""
+        """Return a name of a process for people."""
         return f"rank {rank}" if self.machines is None else self.machines.name(rank)
 
     @classmethod
     def of_environment(cls, within: timedelta = MEETING) -> Self:
-        """As ``torchrun`` says, or a group that the program around us has made; alone where there is neither.
-        ``within``: in which time all have to be there. OptionError for a group that cannot send what lies in RAM."""
+        """Return the processes by ``torchrun``'s environment, or by a group made by the surrounding program; a single
+        process without either. ``within``: the time in which all must come. Raises OptionError for a group that cannot
+        send from RAM."""
         is_asked = os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1")
         if not dist.is_available() or not (dist.is_initialized() or is_asked):
             return cls()
@@ -348,9 +349,9 @@ class Ranks:
     def linked(
         self, backend: str, unit: int, place: torch.device, within_bytes: int, free_bytes: Callable[[], int]
     ) -> Self:
-        """The same with a group of ``backend`` that sends from device to device, where all have one and a device each
-        to themselves, of the number ``unit``: ``place``, of which ``free_bytes`` are free, and ``within_bytes`` to be
-        used."""
+        """Return these processes with a group of ``backend`` that sends from device to device, if all have one and a
+        device of their own, with number ``unit``. ``place``: the device, with ``free_bytes`` free and ``within_bytes``
+        to be used."""
         units = [int(one) for one in self.gathered(torch.tensor([unit if backend else -1]))]
         if -1 in units or len({*units}) < self.count:
             return replace(self, direct=None)
@@ -366,18 +367,19 @@ class Ranks:
 
     @property
     def directly(self) -> Self:
-        """The same sending from device to device."""
+        """Return these processes, sending from device to device."""
         return replace(self, group=self.direct)
 
     def told(self, make: Callable[[], T]) -> T:
-        """What ``make`` gives the first of them, for all. Where it raises there, the others raise RankError."""
+        """Return, in all processes, what ``make`` gives in the first. If it raises there, the others raise
+        RankError."""
         if self.count == 1:
             return make()
         return cast(T, self.sent(self.all_of(make if self.rank == 0 else lambda: None), 0))
 
     def all_of(self, make: Callable[[], T]) -> T:
-        """``make()``, once it has succeeded everywhere; of those where it fails the first raises what it raised, the
-        others RankError."""
+        """Return ``make()`` once it has succeeded in all processes. If it fails, the first that failed raises its
+        error, and the others RankError."""
         if self.count == 1:
             return make()
         made: T | None = None
@@ -403,8 +405,8 @@ class Ranks:
         raise RankError(f"{self.name(first)} has failed: {why}", is_told=is_told)
 
     def check_alike(self, own: Mapping[str, Any], what: str) -> None:
-        """OptionError for the first that has something else under one of these names than the first of all, RankError
-        for the others; ``what`` it is all of."""
+        """Raise OptionError in the first process that has something else under one of these names than rank 0, and
+        RankError in the others; ``what`` names it all."""
         if self.count == 1:
             return
         first = self.told(lambda: own)
@@ -417,7 +419,7 @@ class Ranks:
         self.all_of(check)
 
     def gathered(self, own: Tensor) -> Sequence[Tensor]:
-        """``own`` [n] of every process, in their order."""
+        """Return ``own`` [n] of every process, in order."""
         if self.count == 1:
             return (own,)
         found = [torch.empty_like(own) for _ in range(self.count)]
@@ -425,13 +427,13 @@ class Ranks:
         return found
 
     def share(self, model: nn.Module) -> None:
-        """Give every process the first one's parameters and buffers."""
+        """Give every process the parameters and buffers of rank 0."""
         if self.count > 1:
             for tensor in (*model.parameters(), *model.buffers()):
                 self.broadcast(tensor.data, 0)
 
     def broadcast(self, values: Tensor, rank: int) -> None:
-        """Give every process those of one of them, in the memory of ``values``; by way of the host, if that is a
+        """Give every process the values of one of them, in the memory of ``values``; through the host, if that is a
         device's."""
         there = _on_host(values, is_sent=rank == self.rank)
         self.wait(dist.broadcast(there, rank, self.group, async_op=True))
@@ -439,8 +441,8 @@ class Ranks:
             values.copy_(there)
 
     def broadcast_parts(self, parts: Sequence[Tensor]) -> None:
-        """Give every process the part of each, in their order, all on the way at once: of four processes on two busy
-        cores 0.5 MB each took 3 ms in place of 7."""
+        """Give every process the part of each, in order and all at once: for four processes on two busy cores, 0.5 MB
+        each took 3 ms instead of 7."""
         begun = [
             dist.broadcast(part, rank, self.group, async_op=True) for rank, part in enumerate(parts) if part.numel()
         ]
@@ -451,13 +453,13 @@ class Ranks:
     def all_to_all(
         self, received: Tensor, values: Tensor, received_rows: Sequence[int], sent_rows: Sequence[int]
     ) -> None:
-        """Send rows of ``values``, so many to each process, one behind the other; have theirs in ``received``."""
+        """Send rows of ``values``, this many to each process, one after the other; receive theirs in ``received``."""
         self.wait(self.begin_all_to_all(received, values, received_rows, sent_rows))
 
     def begin_all_to_all(
         self, received: Tensor, values: Tensor, received_rows: Sequence[int], sent_rows: Sequence[int]
     ) -> Any:
-        """The same, to be waited for."""
+        """Begin the same, to be waited for."""
         counts = [*received_rows], [*sent_rows]
         try:
             begun = dist.all_to_all_single(received, values, *counts, self.group, async_op=True)
@@ -468,15 +470,15 @@ class Ranks:
         return begun
 
     def pass_on(self, received: Tensor, sent: Tensor, source: int, target: int) -> None:
-        """Send rows to process ``target``, and have in ``received`` those that ``source`` sends; all have to take
+        """Send rows to process ``target``, and receive those of ``source`` in ``received``; all processes must take
         part."""
         received_rows, sent_rows = [0] * self.count, [0] * self.count
         received_rows[source], sent_rows[target] = len(received), len(sent)
         self.all_to_all(received, sent, received_rows, sent_rows)
 
     def hand_on(self, values: Tensor, sender: int, receiver: int) -> None:
-        """From one of them to another one, into the memory of its ``values``; all have to take part. By way of the
-        host, if that is a device's."""
+        """Send from one process to another, in the memory of its ``values``; all must take part. It goes through the
+        host, if that memory is a device's."""
         there = _on_host(values, is_sent=sender == self.rank)
         sent, received = (there if self.rank == rank else there[:0] for rank in (sender, receiver))
         self.pass_on(received, sent, sender, receiver)
@@ -484,8 +486,8 @@ class Ranks:
             values.copy_(there)
 
     def measured_link(self, place: torch.device = CPU, within_bytes: int = sys.maxsize) -> int:
-        """Bytes a second that each receives from all others at once, of the one that has them last, at best; in the
-        memory of ``place``, of a device from that of others, of which that takes no more than ``within_bytes``."""
+        """Return the bytes per second that each process receives from all others at once, at best, for the slowest; in
+        memory of ``place``, for a device at most ``within_bytes``."""
         link = self if place == CPU else self.directly
         rate, taken_s, most = 0.0, 0.0, within_bytes // (4 * self.count)  # gloo may still hold those of the time before
         buffers = torch.zeros(2, min(max(_PROBES), most) * (self.count - 1), dtype=torch.uint8, device=place)
@@ -501,8 +503,8 @@ class Ranks:
         return int(rate)
 
     def sent(self, value: Any, rank: int, place: torch.device = CPU) -> Any:
-        """What ``value`` is for one of them, any object, for all. Tensors of a device in it are on that of each, which
-        is ``place``."""
+        """Return one process's ``value``, any object, in all processes. Its tensors of a device are on each one's own,
+        ``place``."""
         found = packed(value)
         size = torch.tensor([len(found)])
         self.broadcast(size, rank)
@@ -512,20 +514,20 @@ class Ranks:
         return value if rank == self.rank else unpacked(found, place)
 
     def failed(self) -> None:
-        """Have the others know that this process does not go on; no device sends any more."""
+        """Tell the others that this process does not go on; devices send nothing any more."""
         if self.heartbeat is not None:
             self.heartbeat.fail()
         if self.direct is not None:
             self.direct.abort()
 
     def check(self) -> None:
-        """RankError where another process is known to have failed, gone or stopped."""
+        """Raise RankError if another process is known to have failed, gone or stopped."""
         if self.heartbeat is not None:
             self.heartbeat.check()
 
     def wait(self, work: Any) -> None:
-        """Return when it is done, and what a device computes from here on is behind it. RankError in the place of
-        gloo's or NCCL's, with who has gone."""
+        """Return when it is done, so that a device's later work comes after it. Raises RankError, with who has gone,
+        instead of gloo's or NCCL's error."""
         assert self.heartbeat is not None
         _started.add(work)
         while not self._is_done(work):
@@ -539,7 +541,7 @@ class Ranks:
             raise RankError(f"another process has gone: {_line(error)}") from error
 
     def _is_done(self, work: Any) -> bool:
-        """Within a beat."""
+        """Whether it is done within a beat."""
         if self.group is self.direct:  # NCCL ends the group once it has been waited for in vain
             until = monotonic() + BEAT_S
             while not work.is_completed() and monotonic() < until:
@@ -551,18 +553,18 @@ class Ranks:
 
 
 def _on_host(values: Tensor, *, is_sent: bool) -> Tensor:
-    """``values``, or as much memory of the host for what a device is sent."""
+    """Return ``values``, or as much host memory for those of a device."""
     return values.cpu() if is_sent or values.device == CPU else torch.empty_like(values, device=CPU)
 
 
 _met: list[Any] = []
-"""The process group of all, and what this process is in it."""
+"""Return the process group of all, and this process's rank."""
 _started: set[Any] = set()
-"""What is being sent."""
+"""Return the transfers that were started."""
 
 
 def _group(backend: str, within: timedelta) -> Any:
-    """Another group of all, made by all in the same order, once they have all come ``within`` that time."""
+    """Return a further group of all, made by all in the same order, once all have come ``within`` that time."""
     group = dist.new_group(backend=backend, timeout=within)
     group._get_backend(group._device_types[0])._set_default_timeout(_UNLIMITED)
     return group
@@ -573,7 +575,7 @@ def _line(error: Exception) -> str:
 
 
 def _end() -> None:
-    """At the end of the process. What another one has left undone gloo would wait for, and NCCL as well."""
+    """End at the exit of the process; gloo and NCCL would wait for what others have left undone."""
     _met[1].heartbeat.end()
     if _met[1].direct is not None:
         _met[1].direct.abort()
@@ -584,4 +586,4 @@ def _end() -> None:
 
 
 ALONE = Ranks()
-"""One process."""
+"""A single process."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What processes that train by batches add up after each: gradients, and statistics of batch norms, in the batches'
-order."""
+"""What processes that train by batches add up after each batch, in the batches' order: gradients, and statistics of
+batch norms."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +14,10 @@ from ooc.ranks.group import Ranks
 
 
 class StepSum:
-    """The gradients of one step's batches, each computed by one process, added up in the batches' order by all.
+    """The gradients of one step's batches, each computed by one process, added up by all in the batches' order.
 
-    The same bits as one process gives that computes them one after the other. Holds the parameters' bytes once for
-    every process.
+    The bits are those of one process that computes the batches one after the other. It holds the parameters' bytes once
+    for every process.
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks) -> None:
@@ -27,13 +27,13 @@ class StepSum:
 
     @staticmethod
     def nbytes(model: nn.Module, ranks: Ranks) -> int:
-        """What is held beside the gradients: what is told, what all have told, the sums, and one that is added."""
+        """Return the bytes held beside the gradients: those sent, those received, the sums, and one that is added."""
         parameters = sum(parameter.nbytes for parameter in model.parameters())
         return (ranks.count + 3) * parameters if ranks.count > 1 else 0
 
     def add(self, loss: float, batches: int) -> list[float]:
-        """Add what the last backward of every process has left in the parameters' gradients; of the first ``batches``
-        of them, as the others had no batch. Their losses, in the batches' order."""
+        """Add what the last backward of every process has left in the parameters' gradients, for the first ``batches``
+        processes, as the others had no batch. Return their losses, in the batches' order."""
         if self._ranks.count == 1:
             return [loss]
         gradients = [parameter.grad for parameter in self._parameters]
@@ -68,8 +68,8 @@ class StepSum:
 class RunningStatistics:
     """The running mean and variance of batch norms, updated batch after batch whatever process computes them.
 
-    Within a batch a norm leaves the batch's own statistics in its buffers (momentum 1), and ``fold`` brings them
-    together with what they were, as torch does: (1 - m) · before + m · of the batch.
+    Within a batch a norm leaves the batch's own statistics in its buffers (momentum 1), and ``fold`` combines them with
+    the previous ones as torch does: (1 - m) · before + m · the batch's.
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks) -> None:
@@ -84,8 +84,8 @@ class RunningStatistics:
 
     @contextmanager
     def of_batch(self) -> Iterator[None]:
-        """Within, a forward leaves its own statistics, which are put aside for ``fold``; afterwards, whatever happens,
-        buffers are as before. ModelError where a norm takes those of two inputs."""
+        """A context for a forward that leaves its own statistics, which are kept for ``fold``; afterwards buffers are
+        as before, in any case. Raises ModelError if a norm sees two inputs."""
         before = [[buffer.clone() for buffer in buffers] for _, *buffers in self._norms]
         momenta = [module.momentum for module, *_ in self._norms]
         for module, *_ in self._norms:
@@ -107,7 +107,7 @@ class RunningStatistics:
             raise ModelError("a batch norm that is called twice in a model would keep statistics of the second only")
 
     def fold(self, batches: int) -> None:
-        """Take in those of the first ``batches`` processes, in their order."""
+        """Fold in those of the first ``batches`` processes, in order."""
         if not self._norms:
             return
         sizes = [len(values) for values in self._of_batch]
