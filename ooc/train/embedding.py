@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An embedding of every node that is trained beside the model: its rows and what its optimizer keeps of them, on disk.
-Of a graph with types each type of nodes that has one has rows of its own.
+"""Learnt embeddings: a row for every node, trained beside the model, with its optimizer state, on disk. In a graph with
+types, each node type that has an embedding has rows of its own.
 
-Every epoch reads the current version of each and writes another one, so that what the last checkpoint names is still
-there whenever the process ends. Of several processes each reads and writes the rows of its share, in the same files.
-N nodes, D columns.
+Every epoch reads the current version of each array and writes another one, so the version that the last checkpoint
+names still exists whenever the process ends. With several processes, each reads and writes the rows of its share in the
+same files. N nodes, D columns.
 """
 
 import os
@@ -40,13 +40,13 @@ _COMPARED_BYTES = 1 << 20
 
 
 class Embedding:
-    """``columns`` numbers for every node, trained as ``torch.nn.Embedding(N, columns).weight`` would be: the input of
-    the model, behind the store's features where it has such. Of a graph with types every type of nodes that has no
-    features gets so many, or those that ``columns`` names, as many as it says.
+    """A learnt embedding: ``columns`` numbers for every node, trained like ``torch.nn.Embedding(N, columns).weight``.
+    It is the input of the model, after the store's features, if there are any. In a graph with types, every node type
+    without features gets this many columns; a mapping names types and their columns.
 
-    ``optimizer`` is adam, adamw, sparseadam, adagrad or sgd, with ``options`` as torch.optim has them; ``lr`` None:
-    that of the model's first group of parameters, epoch by epoch. Rows are drawn from a normal distribution of
-    deviation ``std``, by the trainer's seed. OptionError for what makes no sense.
+    ``optimizer`` is adam, adamw, sparseadam, adagrad or sgd, with ``options`` as in torch.optim. ``lr`` None: the
+    learning rate of the model's first parameter group, epoch by epoch. Rows are drawn from a normal distribution with
+    deviation ``std``, by the trainer's seed. Raises OptionError for invalid values.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Embedding:
         return f"Embedding({self.columns}, optimizer={self.optimizer.name!r}, lr={self.lr}, std={self.std})"
 
     def widths(self, types: Types | None) -> dict[str, int]:
-        """Columns by type of nodes, "" where there is but one. OptionError where it does not go with the graph."""
+        """Return the columns by node type, "" if there is only one. Raises OptionError if they do not fit the graph."""
         if types is None:
             if not isinstance(self.columns, int):
                 raise OptionError("the graph has one type of nodes; give the columns of its embedding as one number")
@@ -91,14 +91,14 @@ class Embedding:
 
 
 class LearntRows:
-    """The matrices of an ``embedding`` of the nodes of a ``store``, by type, the columns of which are its ``widths``:
-    ``arrays``, by name. OptionError where the embedding does not go with the store.
+    """The rows of an ``embedding`` of a store's nodes, with their optimizer state: ``arrays``, by name, with the
+    columns ``widths`` by node type. Raises OptionError if the embedding does not fit the store.
 
-    ``folder``: of the run that they belong to (None: of none; they end with the process). ``begin`` before every
-    program that trains, ``commit`` when what it has written is to be what is read; ``saved`` and ``best`` keep the
-    current versions, from a checkpoint to the next one and from the best epoch to the next. Of a graph that is only
-    planned for, nothing is ever opened. ``clip_norm``: of all gradients together, the model's as well. ``ranks``: the
-    processes that train them; all have to call what opens, begins, commits and loads.
+    ``folder``: of the run they belong to (None: of none; they end with the process). Call ``begin`` before every
+    program that trains, and ``commit`` when what it has written should be read from then on. ``saved`` and
+    ``kept_as_best`` keep the current versions until the next checkpoint, and until the next best epoch. For a graph
+    that is only planned for, nothing is opened. ``clip_norm``: of all gradients together, including the model's.
+    ``ranks``: the processes that train them; all must call ``open``, ``begin``, ``commit`` and ``load``.
     """
 
     def __init__(
@@ -118,13 +118,13 @@ class LearntRows:
         self._descriptors: list[int] = []
         self._open = self._closed = False
         self.pending = False
-        """Whether a program has begun to write another version, which has not been committed."""
+        """Whether a program has begun to write another version that has not been committed."""
         self._saved: dict[str, int] = {}
         self._best: dict[str, int] = {}
         kind, where = str(dtype).removeprefix("torch."), Path() if folder is None else folder
         self._spaces = {embedding_name(space): space for space in self.widths}
         self.spaces = tuple(self.widths)
-        """The types of nodes that have rows."""
+        """The node types that have rows."""
         self.arrays: dict[str, VersionedArray] = {}
         for rows, space in self._spaces.items():
             for name in (rows, *(f"{rows}.{state}" for state in embedding.optimizer.states)):
@@ -135,7 +135,8 @@ class LearntRows:
     def of_run(
         cls, embedding: Embedding, store: Store, dtype: torch.dtype, run: Path, state: Mapping[str, Any] | None
     ) -> "LearntRows":
-        """Those of a run, as ``state()`` was kept with its weights, to be read; RunError where they are not there."""
+        """Return the rows of a run for reading, whose ``state()`` was saved with its weights. Raises RunError if they
+        do not exist."""
         rows = cls(embedding, store, dtype, folder=(folder := run / run_folder.EMBEDDING))
         versions = _versions_of(state)
         if state is None or rows._spaces.keys().isdisjoint(versions):
@@ -150,7 +151,7 @@ class LearntRows:
         return rows
 
     def keep(self, spaces: Collection[str]) -> None:
-        """Have those of these types of nodes alone: others have no part in the output, and would never be stepped."""
+        """Keep only the rows of these node types: others take no part in the output, and would never be stepped."""
         kept = {name: space for name, space in self._spaces.items() if space in spaces}
         of_kept = [*kept, *(f"{name}.{state}" for name in kept for state in self.embedding.optimizer.states)]
         self.arrays = {name: array for name, array in self.arrays.items() if name in of_kept}
@@ -159,8 +160,8 @@ class LearntRows:
     # ---- files -------------------------------------------------------------------------------------------------
 
     def open(self, scratch: Path, *, steps_unsaved: bool) -> None:
-        """Have the files, in ``scratch`` where they belong to no run, with first rows unless a checkpoint has been
-        loaded. ``steps_unsaved``: whether steps are made after others that are not saved. SpillError where there is no
+        """Open the files, in ``scratch`` if they belong to no run, with initial rows unless a checkpoint has been
+        loaded. ``steps_unsaved``: steps are made after others that are not saved. Raises SpillError if there is no
         room."""
         if self._open:
             return
@@ -182,7 +183,7 @@ class LearntRows:
         self._open = True
 
     def _check_shared(self, folder: Path) -> None:
-        """OptionError for a machine where this is another folder than on the first, as far as a new file tells."""
+        """Raise OptionError on a machine where this is another folder than on the first, as far as a new file tells."""
 
         def check() -> None:
             if not (folder / name).exists():
@@ -194,12 +195,13 @@ class LearntRows:
             self._ranks.all_of(check)
 
     def _versions_kept(self, name: str, steps_unsaved: bool) -> int:
-        """How many files there are of an array: in a run that was begun otherwise, up to the last that it names."""
+        """Return how many files an array has; in a run begun with other options, at least up to the last one that it
+        names."""
         in_run, last = self._folder is not None, max(self._saved.get(name, 0), self._best.get(name, 0))
         return max(1 + last, 2 + (in_run and steps_unsaved) + (in_run and name in self._spaces))
 
     def room_beside(self, scratch: Path, steps_unsaved: bool) -> int:
-        """Bytes that files which are not there yet take on the disk of ``scratch``."""
+        """Return the bytes that files which do not exist yet take on the disk of ``scratch``."""
         if self._open:
             return 0
         folder = self._folder or scratch
@@ -211,7 +213,8 @@ class LearntRows:
         return max(0, taken - sum(there))
 
     def _make_files(self, scratch: Path, steps_unsaved: bool) -> dict[str, list[Path]]:
-        """Those of all versions, by array; without a run they are this process's, for others of the machine as well."""
+        """Create the files of all versions, and return them by array. Without a run, they are this process's, which
+        others on the machine open."""
         folder, in_run = self._folder or scratch, self._folder is not None
         paths: dict[str, list[Path]] = {}
         try:
@@ -234,8 +237,7 @@ class LearntRows:
         return paths
 
     def _fill(self) -> None:
-        """The first rows, and what the optimizer keeps of them; zeros are there already. Of several processes each
-        writes a part."""
+        """Write the initial rows and optimizer state, unless zeros. With several processes, each writes a part."""
         for name, array in self.arrays.items():
             array.current = 0
             space = self._spaces.get(name)
@@ -262,13 +264,13 @@ class LearntRows:
             array.crcs[0] = joined_checksum(self._ranks, checksum, nbytes) or 0
 
     def _part_of(self, count: int) -> range:
-        """Of so many one behind the other those that are this process's, where all have as many."""
+        """Return this process's part of ``count`` consecutive things, divided equally."""
         rank, ranks = self._ranks.rank, self._ranks.count
         return range(count * rank // ranks, count * (rank + 1) // ranks)
 
     def first_rows(self, space: str, panel: int, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
-        """Rows of a type of nodes as they are drawn, [R, D], the first of ``PANEL_ROWS`` that are drawn together. By
-        the seed, the name of the type and the row, whatever other types there are."""
+        """Return initial rows of a node type [R, D], the first ones of a panel of ``PANEL_ROWS``. They depend on the
+        seed, the type's name and the row, not on other types."""
         dtype = self.arrays[embedding_name(space)].dtype
         generator = np.random.Generator(np.random.Philox(key=[self._seed, crc32(space.encode()) << 32 | panel]))
         rows: np.ndarray[Any, Any] = generator.standard_normal(shape, dtype=dtype.type)
@@ -276,7 +278,7 @@ class LearntRows:
         return rows
 
     def close(self) -> None:
-        """Let go of the files; those of no run end."""
+        """Close the files; files that belong to no run are gone."""
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors.clear()
@@ -285,12 +287,12 @@ class LearntRows:
     # ---- versions ----------------------------------------------------------------------------------------------
 
     def rate(self, optimizer: torch.optim.Optimizer) -> float:
-        """The learning rate of the next step; ``optimizer``: the model's."""
+        """Return the learning rate of the next step; ``optimizer``: the model's."""
         return float(optimizer.param_groups[0]["lr"]) if self.embedding.lr is None else self.embedding.lr
 
     def begin(self, *, lr: float, number: int) -> None:
-        """Step ``number``, from 1, is about to be computed and written; of several processes when all have come so far,
-        and the first has written its checkpoint."""
+        """Begin step ``number``, counted from 1, which will be computed and written. With several processes, wait until
+        all have come so far, and the first has written its checkpoint."""
         self._await_all()
         self.stepping.begin(lr=lr, number=number)
         for name, array in self.arrays.items():
@@ -299,7 +301,8 @@ class LearntRows:
         self.pending = True
 
     def commit(self) -> None:
-        """What was written is what is read from here on; of a run, it is on the disk, whoever has written it."""
+        """Make what was written the version that is read from here on; in a run it is flushed to the disk, whoever has
+        written it."""
         for array in self.arrays.values():
             if self._folder is not None:
                 flush(array.next_path)
@@ -312,16 +315,16 @@ class LearntRows:
         self._ranks.gathered(torch.zeros(1))
 
     def state(self) -> dict[str, Any]:
-        """The current versions, for a checkpoint: ``saved`` when that is written."""
+        """Return the current versions for a checkpoint; call ``saved`` when that is written."""
         crcs = {name: dict(array.crcs) for name, array in self.arrays.items()}
         return {"versions": self._versions, "crcs": crcs, "optimizer": self.embedding.optimizer.name}
 
     def saved(self) -> None:
-        """A checkpoint names the current versions: they stay until the next one."""
+        """Keep the current versions, which a checkpoint names, until the next one."""
         self._saved = self._versions
 
     def kept_as_best(self) -> None:
-        """The current rows are those of the best epoch: they stay until the next one."""
+        """Keep the current rows, those of the best epoch, until the next one."""
         self._best = {name: self.arrays[name].current for name in self._spaces}
 
     @property
@@ -329,8 +332,8 @@ class LearntRows:
         return {name: array.current for name, array in self.arrays.items()}
 
     def load(self, state: Mapping[str, Any] | None, best: Mapping[str, Any] | None) -> None:
-        """Go on from what a checkpoint has of ``state()``, with the best epoch's rows as ``best`` has them; RunError
-        where that is not there, or of another embedding."""
+        """Continue from a checkpoint's ``state()``, with the best epoch's rows from ``best``. Raises RunError if they
+        do not exist or belong to another embedding."""
         versions = _versions_of(state)
         if state is None or versions.keys() != self.arrays.keys() or self._folder is None:
             raise RunError("the checkpoint is of another embedding, or of none")
@@ -342,8 +345,8 @@ class LearntRows:
         self.saved()
 
     def _compare(self, array: VersionedArray, path: Path) -> None:
-        """SpillError where the file has other bytes than the checkpoint tells of: several processes read a part of it
-        each, as none of them will read all in its passes."""
+        """Raise SpillError if the file differs from the checkpoint's checksum. Several processes read a part each, as
+        none of them will read all of it in its passes."""
         crc = array.crcs.get(array.current)
         if self._ranks.count == 1 or crc is None:
             return
@@ -358,17 +361,18 @@ class LearntRows:
 
 
 def _versions_of(state: Mapping[str, Any] | None) -> dict[str, int]:
-    """The versions that ``LearntRows.state`` names, by array; none where there is no state."""
+    """Return the versions named by ``LearntRows.state``, by array; empty without a state."""
     return {} if state is None else dict(state["versions"])
 
 
 def _crcs_of(state: Mapping[str, Any], name: str) -> dict[int, int]:
-    """The checksums that ``LearntRows.state`` has of an array's versions; none in one of before they were kept."""
+    """Return the checksums of an array's versions in ``LearntRows.state``; empty in states from before they were
+    kept."""
     return dict(state.get("crcs", {}).get(name, {}))
 
 
 def _make_file(path: Path, array: VersionedArray, *, anew: bool) -> None:
-    """A version's file, of the full size; ``anew``: with nothing in it but zeros."""
+    """Create a version's file with its full size; ``anew``: filled with zeros."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         if anew:
@@ -381,7 +385,7 @@ def _make_file(path: Path, array: VersionedArray, *, anew: bool) -> None:
 
 
 def _check_file(array: VersionedArray, path: Path) -> None:
-    """RunError where the file of a version is not what it was when a checkpoint named it, as far as its size tells."""
+    """Raise RunError if the file of a version has another size than when a checkpoint named it."""
     with as_error(RunError, path), path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         same = file.read(len(array.header())) == array.header()

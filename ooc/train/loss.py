@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses as sums over rows, so that any cut of the rows gives the loss and the gradient of all of them at once.
+"""Losses as sums over rows, so that any division of the rows gives the loss and gradient of all of them together.
 
-torch's losses keep their meaning to the letter: a mean is over what torch divides by, so weighted cross-entropy is
-divided by the sum of the training rows' class weights, and losses of [r, L] targets by rows times columns, or where
-labels are missing (NaN), which add nothing, by how many there are. Any other callable may return either one loss a row,
-[r], whose mean is taken over all training rows, or a scalar, which must be the mean of the losses of the rows it is
-given. That cannot be seen from outside; it is tried on a few rows at a time, of every class and of all kinds of
-targets, and on thousands; a scalar that is no such mean is refused.
+torch's losses keep their exact meaning: a mean divides by what torch divides by. Weighted cross-entropy is divided by
+the sum of the training rows' class weights; losses of [r, L] targets by rows times columns, or, if labels are missing
+(NaN, which adds nothing), by the number of labels. Any other callable may return one loss a row, [r], whose mean is
+taken over all training rows, or a scalar, which must be the mean of the losses of its rows. This cannot be known from
+outside; it is tried on a few rows at a time, with every class and all kinds of targets, and on thousands of rows. A
+scalar that is no such mean is refused.
 
 A loss is called from several threads at once, with different rows.
 """
@@ -29,12 +29,13 @@ from ooc.storage.array import AnyArray
 from ooc.storage.store import Store, Task
 
 RowsLoss = Callable[[Any, Tensor], Tensor]
-"""(outputs [r, C], or a tuple of several, labels [r] or [r, L]) → a scalar or, from a user's callable, [r]."""
+"""A function of outputs [r, C], or a tuple of several, and labels [r] or [r, L], to a scalar or, for a user's callable,
+[r]."""
 RowsGradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""The same → the sum over these rows, a scalar, and its gradient [r, C] with respect to the outputs."""
+"""A function of the same to the sum over these rows, a scalar, and its gradient [r, C] with respect to the outputs."""
 TileGradient = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor] | None]
-"""(outputs [R, C] of a tile, their classes [R], which of the rows count, bool [R]) → the sum over those, and its
-gradient [R, C] divided as the loss is; None: this is for ``RowsGradient``, which says what is wrong."""
+"""A function of a tile's outputs [R, C], their classes [R] and which rows count, bool [R], to the sum over those rows
+and its gradient [R, C], divided as the loss is; None if ``RowsGradient`` must be used, which says what is wrong."""
 
 _ELEMENTWISE = (nn.BCEWithLogitsLoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
 _OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
@@ -47,34 +48,35 @@ _MEANT: dict[Task, tuple[Any, ...]] = {
     Task.MULTILABEL: (nn.BCEWithLogitsLoss, F.binary_cross_entropy_with_logits),
     Task.VALUES: (*_ELEMENTWISE[1:], F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss),
 }
-"""torch's losses that no classes are meant by."""
+"""torch's losses of tasks other than classification."""
 _BLOCK_ROWS = 1 << 16
 _TRIED_ROWS, _LEAST_TRIALS = 5, 6
 _MOST_TRIED, _TRIED_OUTPUTS = 1 << 12, 1 << 17
-"""Rows at once, where these are not too wide: a loss of the hardest hundred is a mean of five."""
+"""Rows tried at once, if they are not too wide: a loss over the hardest hundred looks like a mean on five rows."""
 _TRIED_MISSING = 0.3
-"""Of labels, where some of a node's may be missing."""
+"""The fraction of labels tried as missing, if some of a node's labels may be missing."""
 _TRIED_SPREADS = (1.0, 4.0)
-"""Of outputs, in turn: what a loss makes of sure answers it may not make of unsure ones."""
+"""The spreads of outputs, in turn: a loss may treat confident answers differently."""
 _OF_AUTOGRAD, _OF_CROSS_ENTROPY = 30, 5
-"""Operators that take a core as long as a gradient of a few rows: 150 us of torch's BCE, 23 us without autograd."""
+"""Operators that take as long as the gradient of a few rows on one core: 150 us for torch's BCE, 23 us without
+autograd."""
 _SUM = 2
-"""torch's number of that reduction."""
+"""torch's number of the reduction "sum"."""
 
 aten = torch.ops.aten
 
 BY_ROWS: Callable[[Tensor], float] = len
 BY_LABELS: Callable[[Tensor], float] = torch.numel
-"""The weight of some labels where every row's is one, or each of several of a row."""
+"""The weight of some labels if every row counts one, or every label of a row."""
 
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """``gradient`` sums over the rows it is given, by so many ``operators``; the loss is the sum over all training rows
-    by ``divisor``, to which the labels of some rows add their ``weight``; None: it is 1 for any rows. ``of_tile``: all
-    of it in one, on the CPU."""
+    """The loss of a training. ``gradient`` sums over the rows it is given, by ``operators`` operators; the loss is the
+    sum over all training rows divided by ``divisor``, to which the labels of some rows contribute ``weight``; None: the
+    divisor is 1 for any rows. ``of_tile``: all of it in one call, on the CPU."""
 
     gradient: RowsGradient
     divisor: float
@@ -84,8 +86,8 @@ class Loss:
 
 
 def task_meant(loss: RowsLoss | None, labels: Sequence[Tensor]) -> Task | None:
-    """What ``labels`` [n] or [n, L] are where a fraction among them, or else the loss, says so; None: what their form
-    says."""
+    """Return the task of ``labels`` [n] or [n, L] if a fraction among them, or the loss, determines it; None: their
+    form does."""
     pieces = (piece for y in labels if y.is_floating_point() for piece in torch.split(y.reshape(-1), _BLOCK_ROWS))
     if any(bool(((piece != piece.trunc()) & ~piece.isnan()).any()) for piece in pieces):
         return Task.VALUES
@@ -104,12 +106,12 @@ def resolve_loss(
     flat_outputs: bool = False,
     flat_labels: bool | None = None,
 ) -> Loss:
-    """What ``loss`` means for a model on the store whose results, of all that it is given, have so many ``columns``;
-    None: the usual one for the store's labels.
+    """Return ``loss`` for a model on the store whose results have these ``columns``; None: the usual loss for the
+    store's labels.
 
-    ``place`` is where outputs are computed; a torch loss is copied there, with its weights. ``flat_outputs``: the model
-    gives a number a node, [N] and not [N, 1]; ``flat_labels``: and so has the data that the store was made of, if that
-    is known. Raises ModelError for a loss that is no mean or sum over rows, or that does not take such labels.
+    ``place``: where outputs are computed; a torch loss is copied there, with its weights. ``flat_outputs``: the model
+    gives one number a node, [N] and not [N, 1]; ``flat_labels``: so does the data the store was made of, if known.
+    Raises ModelError for a loss that is no mean or sum over rows, or that does not take such labels.
     """
     task, outputs = store.task, sum(columns)
     is_usual, loss = loss is None, _DEFAULTS[task]() if loss is None else loss
@@ -167,12 +169,14 @@ def resolve_loss(
 
 
 def takes_results(loss: RowsLoss | None) -> bool:
-    """Whether a model's results all go to it, if there are several: to one's own, not to torch's, which take one."""
+    """Whether all of a model's results are passed to the loss, if there are several: to a user's own, but not to
+    torch's, which take one."""
     return loss is not None and type(loss) not in (*_ELEMENTWISE, *_OF_CLASSES)
 
 
 def of_results(outputs: Any, *, every: bool) -> Tensor:
-    """What a model gives, a number a row as [r, 1]; of several results the first, or ``every`` one side by side."""
+    """Return a model's output, with one number a row as [r, 1]; of several results the first, or ``every`` one side by
+    side."""
     several = isinstance(outputs, (tuple, list))
     first: Tensor = outputs[0] if several else outputs
     if several and every:
@@ -185,7 +189,7 @@ def _name_of(loss: RowsLoss) -> str:
 
 
 def _spread(name: str, flat_outputs: bool, flat_labels: bool) -> str:
-    """What is wrong with outputs and labels, [r] or [r, 1], of unlike shapes; empty where they are alike."""
+    """Return what is wrong with outputs and labels of different shapes, [r] and [r, 1]; "" if they are alike."""
     if flat_outputs == flat_labels:
         return ""
     outputs, labels, other = ("[N, 1]", "[N]", "None") if flat_labels else ("[N]", "[N, 1]", "0")
@@ -196,7 +200,7 @@ def _spread(name: str, flat_outputs: bool, flat_labels: bool) -> str:
 
 
 def _in_shapes(loss: RowsLoss, flat_outputs: bool, flat_labels: bool) -> RowsLoss:
-    """``loss`` of outputs and labels, [r] or [r, 1], as a model and data have them."""
+    """Return ``loss`` for outputs and labels with the model's and data's own shapes, [r] or [r, 1]."""
 
     def shaped(outputs_rC: Any, labels: Tensor) -> Tensor:
         labels = labels.reshape(len(labels), -1)
@@ -206,8 +210,8 @@ def _in_shapes(loss: RowsLoss, flat_outputs: bool, flat_labels: bool) -> RowsLos
 
 
 def _check_all_used(name: str, loss: RowsLoss, results: Sequence[Tensor], labels: Tensor) -> None:
-    """ModelError where it makes nothing of one of several results: in PyG what that comes of would have no gradient at
-    all, and an optimizer would leave it alone."""
+    """Raise ModelError if the loss does not use one of several results: in PyG, what that depends on would have no
+    gradient at all, and an optimizer would leave it alone."""
     with torch.enable_grad():
         leaves = tuple(part.clone().requires_grad_() for part in results)
         found = torch.autograd.grad(loss(leaves, labels).sum(), leaves, allow_unused=True)
@@ -229,19 +233,19 @@ def _check_module(loss: nn.Module, dtype: torch.dtype) -> None:
 
 
 def _moved(loss: Any, place: torch.device) -> Any:
-    """The same loss with its weights at ``place``; the user's object stays where it is."""
+    """Return the loss with its weights on ``place``; the user's object is not changed."""
     return loss if place.type == "cpu" else copy.deepcopy(loss).to(place)
 
 
 def _reduced(loss: Any, place: torch.device, reduction: str) -> RowsLoss:
-    """The same torch loss with another ``reduction``; the user's object stays as it is."""
+    """Return the torch loss with another ``reduction``; the user's object is not changed."""
     reduced: Any = copy.copy(_moved(loss, place))
     reduced.reduction = reduction
     return reduced  # type: ignore[no-any-return]
 
 
 def _summed_where_known(loss: Any, place: torch.device) -> RowsLoss:
-    """The same element-wise torch loss, summed over the labels that are not NaN."""
+    """Return the element-wise torch loss, summed over the labels that are not NaN."""
     each = _reduced(loss, place, "none")
 
     def total(outputs_rC: Tensor, labels_rC: Tensor) -> Tensor:
@@ -253,7 +257,7 @@ def _summed_where_known(loss: Any, place: torch.device) -> RowsLoss:
 
 
 def _training_labels(store: Store) -> Iterator[AnyArray]:
-    """Those of the training rows, some at a time."""
+    """Yield the labels of the training rows, some at a time."""
     train = store.array("split/train")
     for start, labels in store.array("y").blocks(_BLOCK_ROWS):
         yield labels[train.read(start, start + len(labels))]
@@ -287,7 +291,7 @@ def _cross_entropy(loss: nn.CrossEntropyLoss | nn.NLLLoss, store: Store, outputs
 
 
 def _compiled_cross_entropy() -> Callable[..., tuple[Tensor, Tensor] | None] | None:
-    """The loop that computes it, where there is numba."""
+    """Return the compiled loop for cross-entropy, if numba is installed."""
     try:
         from ooc.kernels.compiled.cross_entropy import cross_entropy
     except ImportError:
@@ -296,7 +300,7 @@ def _compiled_cross_entropy() -> Callable[..., tuple[Tensor, Tensor] | None] | N
 
 
 def _weight_of_classes(loss: nn.CrossEntropyLoss | nn.NLLLoss, labels: Tensor) -> float:
-    """What torch divides the mean over rows of these classes by."""
+    """Return what torch divides the mean over rows of these classes by."""
     labels = labels[labels != loss.ignore_index]
     return float(len(labels) if loss.weight is None else loss.weight.double()[labels].sum())
 
@@ -304,7 +308,8 @@ def _weight_of_classes(loss: nn.CrossEntropyLoss | nn.NLLLoss, labels: Tensor) -
 def _cross_entropy_gradient(
     outputs_rC: Tensor, labels: Tensor, *, weight: Tensor | None, ignore_index: int
 ) -> tuple[Tensor, Tensor]:
-    """What autograd would call, the same to the bit; with its engine a few rows take three times as long."""
+    """Return the gradient, with the same bits as autograd's calls; with its engine, a few rows take three times as
+    long."""
     log_rC = torch.log_softmax(outputs_rC, dim=1)
     how = weight, _SUM, ignore_index
     total, total_weight = aten.nll_loss_forward.default(log_rC, labels, *how)
@@ -313,7 +318,7 @@ def _cross_entropy_gradient(
 
 
 def _by_autograd(total: RowsLoss) -> RowsGradient:
-    """The gradient of a loss of any kind that sums over its rows."""
+    """Return the gradient function of any loss that sums over its rows."""
 
     def gradient(outputs_rC: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
@@ -326,7 +331,7 @@ def _by_autograd(total: RowsLoss) -> RowsGradient:
 
 
 def training_classes(store: Store) -> Tensor:
-    """How many training rows there are of each class, [C] int64, of a store of classes."""
+    """Return the number of training rows of each class, [C] int64, in a store of classes."""
     counts = torch.zeros(store.num_classes, dtype=torch.int64)
     for chosen in map(torch.from_numpy, _training_labels(store)):
         if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < store.num_classes:
@@ -338,8 +343,9 @@ def training_classes(store: Store) -> Tensor:
 def _tried(
     own: RowsLoss, shaped: RowsLoss, store: Store, columns: Sequence[int], dtype: torch.dtype, place: torch.device
 ) -> Loss:
-    """A callable, after a look at what it makes of a few rows together and of each alone: the user's ``own``,
-    ``shaped`` as it takes outputs and labels. Of several results, of so many ``columns`` each, it gets a tuple."""
+    """Return a user's callable as a loss, after comparing its results on a few rows together with those on each alone.
+    ``own``: the callable; ``shaped``: with outputs and labels in its own shapes. It gets several results, with these
+    ``columns``, as a tuple."""
 
     def results_in(outputs_rC: Tensor) -> Sequence[Tensor]:
         return torch.split(outputs_rC, list(columns), dim=1)
@@ -405,13 +411,13 @@ def _tried(
 
 
 def _numbers_of(loss: RowsLoss) -> dict[str, object]:
-    """The numbers and the like that are attributes of an object that is called, or of which a method is."""
+    """Return the plain attributes of a callable object, or of a method's object."""
     owner = getattr(loss, "__self__", loss)
     return {name: one for name, one in getattr(owner, "__dict__", {}).items() if isinstance(one, (bool, int, float))}
 
 
 def _mean(apart: Sequence[tuple[int, Tensor]]) -> Tensor:
-    """The mean over all rows of the means over so many each."""
+    """Return the mean over all rows, from the means over pieces."""
     rows = sum(count for count, _ in apart)
     return torch.stack([part.sum() * (count / rows) for count, part in apart]).sum()
 
@@ -419,8 +425,9 @@ def _mean(apart: Sequence[tuple[int, Tensor]]) -> Tensor:
 def _together_and_apart(
     loss: RowsLoss, name: str, outputs_rC: Tensor, labels: Tensor
 ) -> tuple[Tensor, list[tuple[int, Tensor]]]:
-    """What the loss is of all these rows, [r] or a scalar, and of each of few, or of pieces of many, each twice as high
-    as the last, since a loss may go by how many rows it is given: their heights, and what it is of them, [p] or [1]."""
+    """Return the loss of all these rows, [r] or a scalar; and of each single row if they are few, or of pieces of many,
+    each twice as high as the one before, since a loss may depend on its number of rows: heights and losses, [p] or
+    [1]."""
     rows, outputs = outputs_rC.shape
     starts = [*range(rows)] if rows == _TRIED_ROWS else [2**power - 1 for power in range((rows + 1).bit_length())]
     pieces = [slice(start, stop) for start, stop in pairwise([*starts, rows]) if start < stop]
@@ -447,7 +454,7 @@ def _together_and_apart(
 
 
 def _tried_labels(store: Store, dtype: torch.dtype, generator: torch.Generator) -> Iterator[Tensor]:
-    """Labels of a few rows at a time, such that rows or labels that count more than others show."""
+    """Yield labels of a few rows at a time, chosen so that rows or labels that count more than others show."""
     match store.task:
         case Task.CLASSES:
             yield from _tried_classes(store.num_classes, generator)
@@ -469,7 +476,7 @@ def _tried_labels(store: Store, dtype: torch.dtype, generator: torch.Generator) 
 
 
 def _takes(loss: RowsLoss, trials: Sequence[Tensor], outputs_rC: Tensor, place: torch.device) -> bool:
-    """Whether it can be computed of all these labels."""
+    """Whether the loss can be computed for all these labels."""
     try:
         for labels in trials:
             loss(outputs_rC.to(place), labels.to(place))
@@ -479,15 +486,15 @@ def _takes(loss: RowsLoss, trials: Sequence[Tensor], outputs_rC: Tensor, place: 
 
 
 def _some_labels(store: Store, dtype: torch.dtype) -> list[Tensor]:
-    """Labels of training rows, of a few at a time."""
+    """Return labels of training rows, a few at a time."""
     labels = torch.from_numpy(next(some for some in _training_labels(store) if len(some)))
     rows = torch.linspace(0, len(labels) - 1, _TRIED_ROWS * _LEAST_TRIALS).long()
     return [*torch.split(labels[rows].to(dtype), _TRIED_ROWS)]
 
 
 def _tried_classes(classes: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Every class beside class 0, so that one which counts more or less than it shows, and class 0 twice, so that
-    weights by how often a class is there do. Two calls a class: 0.01 s for 172 classes, 0.3 s for 3,000."""
+    """Yield every class beside class 0, so that a class that counts more or less shows; and class 0 twice, so that
+    weights by frequency show. It makes two calls a class: 0.01 s for 172 classes, 0.3 s for 3,000."""
     beside = _TRIED_ROWS - 2
     rounds = -(-_LEAST_TRIALS * beside // max(classes, 1))
     others = torch.cat([torch.randperm(classes, generator=generator) for _ in range(rounds)])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of predictions: some are counted as the outputs come, some need all of them ranked.
+"""Scores of predictions: some are counted as the outputs come, others need all outputs ranked.
 
-Shapes: r rows of one split, C outputs, L label columns. Definitions are scikit-learn's, and for several labels a
-node those of OGB's evaluators (Hu et al., "Open Graph Benchmark", NeurIPS 2020): the mean over the labels of which
-there are rows with and rows without. Labels that are missing count nowhere.
+Shapes: r rows of one split, C outputs, L label columns. Definitions are scikit-learn's; for several labels a node those
+of OGB's evaluators (Hu et al., "Open Graph Benchmark", NeurIPS 2020): the mean over the labels that have both positive
+and negative rows. Missing labels do not count.
 """
 
 import math
@@ -27,10 +27,10 @@ from ooc.suggestions import check_choice
 Floats = npt.NDArray[np.floating]
 Ranked = Callable[[Floats, npt.NDArray[np.bool_]], float | None]
 Scores = dict[str, float | None]
-"""``train_score``, ``valid_score`` and ``test_score``."""
+"""``train_score``, ``valid_score`` and ``test_score``, by name."""
 
 FALLING = ("mae", "rmse")
-"""Metrics of which lower is better."""
+"""The metrics of which lower is better."""
 
 
 class Metric(Enum):
@@ -56,7 +56,7 @@ class Metric(Enum):
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """The tasks it is defined for."""
+        """The tasks that the metric is defined for."""
         match self:
             case Metric.ACCURACY:
                 return (Task.CLASSES,)
@@ -67,7 +67,7 @@ class Metric(Enum):
 
 
 def resolve_metric(name: str | None, task: Task, classes: int) -> Metric:
-    """The metric of that name; the usual one of the task where there is none given. OptionError if it cannot be."""
+    """Return the metric of that name, or the task's usual one. Raises OptionError if it is not defined for the task."""
     if name is None:
         return {Task.CLASSES: Metric.ACCURACY, Task.MULTILABEL: Metric.ROC_AUC, Task.VALUES: Metric.MAE}[task]
     check_choice("metric", name, [metric.value for metric in Metric])
@@ -87,7 +87,7 @@ def resolve_metric(name: str | None, task: Task, classes: int) -> Metric:
 
 
 class Tally(Protocol):
-    """What some rows came to; tallies of different rows of one split are added up."""
+    """The intermediate result of some rows; those of different rows of a split are added up."""
 
     def add(self, other: Self) -> None: ...
 
@@ -95,11 +95,11 @@ class Tally(Protocol):
 
 
 TALLY_BYTES = 3 * 8
-"""A column of the outputs: the most that a tally has."""
+"""Bytes for each column of the outputs: the most that a tally has."""
 
 
 def tally(metric: Metric, outputs_rC: Tensor, labels: Tensor) -> Tally:
-    """What a counted metric makes of some rows: classes [r], or labels or values [r, L]."""
+    """Return the tally of a counted metric for some rows: classes [r], or labels or values [r, L]."""
     match metric:
         case Metric.ACCURACY:
             hits = (largest_columns(outputs_rC) == labels).sum()
@@ -121,7 +121,7 @@ def tally(metric: Metric, outputs_rC: Tensor, labels: Tensor) -> Tally:
 
 @dataclass(slots=True)
 class Sums:
-    """Sums over rows, and what a score is ``made`` of them by."""
+    """Sums over rows, and the function that makes a score of them."""
 
     sums: Tensor
     made: Callable[[npt.NDArray[Any]], float | None]
@@ -134,8 +134,8 @@ class Sums:
 
 
 def _mean(sums_2: npt.NDArray[Any], *, root: bool = False) -> float | None:
-    """Of the number of rows or entries and the sum over them: hits, absolute errors; ``root``: squared errors, of whose
-    mean the root is taken."""
+    """Return the mean from the number of rows or entries and the sum over them (hits, absolute errors); ``root``: the
+    root of the mean of squared errors."""
     count, total = sums_2.tolist()
     if not count:
         return None
@@ -148,8 +148,8 @@ def _micro_f1(counts_3C: npt.NDArray[np.int64]) -> float:
 
 
 def _macro_f1(counts_3C: npt.NDArray[np.int64], *, every_label: bool) -> float | None:
-    """The mean of the F1 scores of the classes that occur in the split or among its predictions, or of all labels where
-    a node has several, one that never occurs and is never predicted scoring 0: as scikit-learn does."""
+    """Return the mean F1 score of the classes that occur in the split or among its predictions, or of all labels of
+    multilabel nodes, where a label that never occurs and is never predicted scores 0, as in scikit-learn."""
     hits_C, predictions_C, occurrences_C = counts_3C
     both_C = predictions_C + occurrences_C  # twice the true positives, and all that is false
     counted = (both_C > 0) | every_label
@@ -158,7 +158,7 @@ def _macro_f1(counts_3C: npt.NDArray[np.int64], *, every_label: bool) -> float |
 
 
 def _confusion(outputs_rC: Tensor, labels: Tensor) -> Tensor:
-    """Of every class or label how often it was predicted where it was right, predicted, and right: [3, C] int64."""
+    """Return how often every class or label was predicted correctly, was predicted, and occurs: [3, C] int64."""
     if labels.dim() == 2:
         predicted, actual = (outputs_rC > 0) & ~labels.isnan(), labels > 0.5
         return torch.stack([(predicted & actual).sum(dim=0), predicted.sum(dim=0), actual.sum(dim=0)])
@@ -168,7 +168,8 @@ def _confusion(outputs_rC: Tensor, labels: Tensor) -> Tensor:
 
 
 def _occurrences(classes_r: Tensor, classes: int) -> Tensor:
-    """How often each class occurs, [C] int64. bincount has the host wait for a device, to see what the largest is."""
+    """Return how often each class occurs, [C] int64. bincount would make the host wait for a device, to find the
+    largest class."""
     if classes_r.device.type == "cpu":
         return torch.bincount(classes_r, minlength=classes)
     counts_C = torch.zeros(classes, dtype=torch.int64, device=classes_r.device)
@@ -177,7 +178,7 @@ def _occurrences(classes_r: Tensor, classes: int) -> Tensor:
 
 @dataclass(slots=True)
 class SquaredErrors:
-    """Per column [L], float64: the ``moments`` of the values, and squared errors."""
+    """For each column [L], in float64: the ``moments`` of the values, and squared errors."""
 
     moments: TileMoments
     error_L: Tensor
@@ -188,7 +189,7 @@ class SquaredErrors:
     def value(self) -> float | None:
         """The mean over columns of 1 - errors / deviations; None with fewer than two rows.
 
-        A column that never varies scores 1 where it is met exactly, otherwise 0.
+        A column that never varies scores 1 if it is predicted exactly, otherwise 0.
         """
         if self.moments.count < 2:
             return None
@@ -207,7 +208,8 @@ def _squared_errors(outputs_rC: Tensor, values_rL: Tensor) -> SquaredErrors:
 
 
 def _column_sums(rows_rL: Tensor) -> Tensor:
-    """[L]. On the CPU by NumPy, whose order of summing does not depend on the processor's vectors."""
+    """Return column sums [L]. On the CPU they are NumPy's, whose order of summing does not depend on the processor's
+    vectors."""
     return torch.from_numpy(rows_rL.numpy().sum(axis=0)) if rows_rL.device.type == "cpu" else rows_rL.sum(dim=0)
 
 
@@ -215,13 +217,14 @@ def _column_sums(rows_rL: Tensor) -> Tensor:
 
 
 RANKING_BYTES = 64
-"""A row: what ranking one column takes (the column, its order, sums along it)."""
+"""Bytes a row for ranking one column: the column, its order, sums along it."""
 
 
 def roc_auc(scores: Floats, positive: npt.NDArray[np.bool_]) -> float | None:
-    """Area under the ROC curve of ``scores`` [r] for the rows marked ``positive`` [r]; None with one class only.
+    """Return the area under the ROC curve of ``scores`` [r] for the rows marked ``positive`` [r]; None with only one
+    class.
 
-    By the Mann-Whitney statistic, ties counting half. NaN where some scores are.
+    It is the Mann-Whitney statistic, in which ties count half; NaN if some scores are.
     """
     positives = int(positive.sum())
     negatives = len(positive) - positives
@@ -237,8 +240,8 @@ def roc_auc(scores: Floats, positive: npt.NDArray[np.bool_]) -> float | None:
 
 
 def average_precision(scores: Floats, positive: npt.NDArray[np.bool_]) -> float | None:
-    """Σ recall step × precision over falling thresholds, equal scores in one step; None with one class only, NaN where
-    some scores are."""
+    """Return Σ recall step × precision over falling thresholds, with equal scores in one step; None with only one
+    class, NaN if some scores are."""
     positives = int(positive.sum())
     if not positives or positives == len(positive):
         return None
@@ -256,7 +259,7 @@ RANKINGS: dict[Metric, Ranked] = {Metric.ROC_AUC: roc_auc, Metric.AVERAGE_PRECIS
 
 
 def named_scores(by_split: Mapping[str, float | None]) -> Scores:
-    """As records have them; None of what is no finite number, as outputs are none: no epoch is the best by that."""
+    """Return scores as in records; None instead of a number that is not finite, which can be no best score."""
     return {f"{split}_score": None if s is None or not math.isfinite(s) else s for split, s in by_split.items()}
 
 
@@ -272,9 +275,9 @@ class Scorer:
         self._tallies: dict[str, Tally] = {}
         self.host_bytes = 0
         self.device_bytes = 2 * len(SPLITS) * outputs * TALLY_BYTES
-        """Of every split so far and of one tile."""
+        """Bytes for every split so far and for one tile."""
         self.outputs: Floats | None = None
-        """What is kept of every row [rows, L], if anything is."""
+        """What is kept of every row [rows, L], if anything."""
 
     def begin(self) -> None:
         self._tallies = {}
@@ -293,8 +296,8 @@ class Scorer:
 
 
 def make_scorer(store: Store, metric: Metric | None, *, rows: int, outputs: int, dtype: torch.dtype) -> Scorer:
-    """The scorer of ``metric``, or, None, of the usual one as far as it is of such outputs. Scored rows lie among the
-    first ``rows``, of so many ``outputs`` of type ``dtype``."""
+    """Return the scorer of ``metric``, or, if None, of the usual one as far as it applies to such outputs. Scored rows
+    are among the first ``rows``, with ``outputs`` outputs of type ``dtype``."""
     asked, metric = metric, metric or resolve_metric(None, store.task, store.num_classes)
     if metric is Metric.R2 and store.num_incomplete:
         raise OptionError(f"metric r2 is of labels that are all there, {store.path} misses some; use mae")
@@ -310,7 +313,7 @@ def make_scorer(store: Store, metric: Metric | None, *, rows: int, outputs: int,
 
 
 class RankingScorer(Scorer):
-    """A metric of the ranking of all rows: one number a row and label is kept until the end, in host memory: on a
+    """A metric that ranks all rows. One number for each row and label is kept until the end, in host memory; on a
     device the host waits for every tile."""
 
     def __init__(self, store: Store, metric: Metric, rows: int, dtype: torch.dtype) -> None:
@@ -323,7 +326,7 @@ class RankingScorer(Scorer):
         single = dtype is torch.float32 and store.task is Task.MULTILABEL
         self._type = np.dtype(np.float32) if single else np.dtype(np.float64)
         self.host_bytes = rows * (columns * self._type.itemsize + store.array("y").row_bytes + RANKING_BYTES)
-        """Collected outputs, labels and splits, and what ranking a column takes."""
+        """Bytes of collected outputs, labels and splits, and for ranking a column."""
 
     def begin(self) -> None:
         if self.outputs is None:
@@ -338,7 +341,7 @@ class RankingScorer(Scorer):
         self.outputs[rows.cpu().numpy()] = outputs_rC.cpu().numpy()
 
     def scores(self) -> dict[str, float | None]:
-        """By split, the mean over the columns for which the metric is defined."""
+        """Return, by split, the mean over the columns for which the metric is defined."""
         assert self.outputs is not None
         rows, columns = self._shape
         labels = self._store.array("y").read(0, rows).reshape(rows, columns)

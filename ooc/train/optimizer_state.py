@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an optimizer keeps of a model's large parameters, on the SSD instead of in memory, as ZeRO-Infinity has it
-(Rajbhandari et al., SC 2021): read, stepped and written in pieces, each by torch's own optimizer.
+"""The optimizer state of a model's large parameters, on the SSD instead of in memory, as in ZeRO-Infinity (Rajbhandari
+et al., SC 2021): read, stepped and written in pieces, each by torch's own optimizer.
 
-An optimizer that steps every number by itself makes the same bits of a parameter in pieces as of it whole. Of a run
-there are two versions, and a step never writes the one that the last checkpoint names, so that this is still there
-whenever the process ends; else there is one file, which ends with the process. Of several processes, who all make the
-same steps, the first has the versions and the others such a file each.
+An optimizer that steps every number by itself gives the same bits for a parameter in pieces as for the whole one. A run
+has two versions of the state, and a step never writes the one that the last checkpoint names, so that one still exists
+whenever the process ends. Without a run there is one file, which ends with the process. With several processes, which
+all make the same steps, the first has the versions, and each of the others one such file.
 """
 
 import copy
@@ -31,13 +31,13 @@ from ooc.sizes import format_size
 from ooc.storage.array import flush, make_folders
 
 WHERE = ("auto", "memory", "ssd")
-"""Where what an optimizer keeps may be."""
+"""Where optimizer state may be."""
 PIECE = 1 << 16
-"""Numbers of a parameter that are stepped at once; of one that has fewer, all stays in memory."""
+"""Numbers of a parameter that are stepped at once; the state of a smaller parameter stays in memory."""
 _IN_MEMORY = 3
-"""Pieces: one that is read, one that is stepped, one that is written."""
+"""Pieces in memory: one being read, one stepped, one written."""
 _OF_A_STEP = 3
-"""Tensors of a piece that torch makes to step it, at most, beside those that it keeps."""
+"""The most tensors of a piece that torch makes to step it, beside its state."""
 _ELEMENTWISE = (
     *(torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam),
     *(torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.ASGD),
@@ -47,18 +47,18 @@ _NAME = "optimizer state"
 
 
 _HOLDERS: "WeakKeyDictionary[Optimizer, ref[StateOnDisk]]" = WeakKeyDictionary()
-"""Who has files for what an optimizer keeps."""
+"""The owners of files with an optimizer's state."""
 
 
 def check_there(optimizer: Optimizer, own: "StateOnDisk | None") -> None:
-    """OptionError where what ``optimizer`` keeps is on the SSD, and not in the files of ``own``."""
+    """Raise OptionError if state of ``optimizer`` is on the SSD, but not in the files of ``own``."""
     other = holder() if (holder := _HOLDERS.get(optimizer)) is not None else None
     if other is not None and other is not own and other.state() is not None:
         raise OptionError("what the optimizer keeps is on the SSD for another trainer; close that one first")
 
 
 def why_in_memory(optimizer: Optimizer) -> str | None:
-    """Why what ``optimizer`` keeps cannot be on the SSD, unless it can: each number has to be stepped by itself."""
+    """Return why the state of ``optimizer`` cannot be on the SSD, or None: each number must be stepped by itself."""
     name = type(optimizer).__name__
     if type(optimizer) not in _ELEMENTWISE:
         known = ", ".join(kind.__name__ for kind in _ELEMENTWISE)
@@ -71,7 +71,7 @@ def why_in_memory(optimizer: Optimizer) -> str | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Paged:
-    """A parameter, and the names of what is kept of every number of it."""
+    """A parameter, and the names of its optimizer state with as many numbers."""
 
     parameter: nn.Parameter
     names: tuple[str, ...]
@@ -83,11 +83,12 @@ class _Paged:
 
 
 class StateOnDisk:
-    """What ``optimizer`` keeps of those among ``parameters`` that it steps and that have at least ``PIECE`` numbers.
+    """The state that ``optimizer`` keeps for those of ``parameters`` that it steps and that have at least ``PIECE``
+    numbers.
 
-    ``folder``: of the run that it belongs to (None: of none), of which this is the one that writes unless it
-    ``follows``. OptionError where the optimizer has no such state. What single numbers it keeps, such as how many steps
-    were made, stay with the optimizer, where all is again after ``close``.
+    ``folder``: of the run it belongs to (None: of none), which this process writes unless it ``follows``. Raises
+    OptionError if the optimizer has no such state. Scalars, such as the number of steps, stay with the optimizer, which
+    has all of the state again after ``close``.
     """
 
     def __init__(
@@ -113,13 +114,13 @@ class StateOnDisk:
         self._stride = most * PIECE * itemsize
         self._count = sum(len(one.starts) for one in self._paged)
         self.nbytes = self._count * self._stride
-        """That a step reads, and writes: of one version."""
+        """Bytes that a step reads, and also writes: those of one version."""
         self.spared_bytes = sum((len(one.names) + 1) * one.parameter.nbytes for one in self._paged)
-        """Of memory: what is kept, and what torch makes to step a parameter whole."""
+        """Bytes of memory saved: the state, and what torch makes to step a whole parameter."""
         self.pieces_bytes = _IN_MEMORY * self._stride
-        """What pieces that come and go are in."""
+        """Bytes of memory for pieces on their way."""
         self.step_bytes = (most + _OF_A_STEP) * PIECE * itemsize
-        """What a piece takes besides while it is stepped."""
+        """Further bytes of a piece while it is stepped."""
         self._files: list[OpenFile] = []
         self._current: int | None = None  # None: nothing has been stepped, and nothing is there
         self._saved: int | None = None
@@ -130,8 +131,8 @@ class StateOnDisk:
     # ---- files -----------------------------------------------------------------------------------------------
 
     def open(self, scratch: Path, engine: Engine) -> None:
-        """Have the files, in ``scratch`` where they belong to no run; what the optimizer has in memory goes there.
-        SpillError where there is no room."""
+        """Open the files, in ``scratch`` if they belong to no run, and move the optimizer's state in memory there.
+        Raises SpillError if there is no room."""
         if self._files or not self._paged:
             return
         _HOLDERS[self._optimizer] = ref(self)
@@ -151,7 +152,7 @@ class StateOnDisk:
             self._take_in(engine)
 
     def _take_in(self, engine: Engine) -> None:
-        """Write what the optimizer has in memory, which is freed."""
+        """Write the optimizer's state in memory to the files, and free it."""
         state = self._optimizer.state
         known = [any(name in state.get(one.parameter, ()) for name in one.names) for one in self._paged]
         if not any(known):
@@ -170,13 +171,14 @@ class StateOnDisk:
 
     @property
     def _is_outdated(self) -> bool:
-        """Whether the optimizer was given another state since the last step, or forgot it."""
+        """Whether the optimizer was given another state since the last step, or lost it."""
         state = self._optimizer.state
         there = [(one.names, state.get(one.parameter)) for one in self._paged]
         return state is not self._seen or any(kept is None or not kept.keys().isdisjoint(n) for n, kept in there)
 
     def close(self) -> None:
-        """Let go of the files; the optimizer has all in memory again, where it can be read. May be called twice."""
+        """Close the files; the optimizer has all of its state in memory again, if it can be read. May be called
+        twice."""
         files, self._files = self._files, []
         try:
             if files and self._current is not None and not self._is_outdated:
@@ -206,7 +208,8 @@ class StateOnDisk:
 
     @torch.no_grad()
     def step(self, engine: Engine) -> None:
-        """One step of the optimizer, of all parameters. RunError after one that was interrupted halfway."""
+        """Make one step of the optimizer, of all parameters. Raises RunError after a step that was interrupted
+        halfway."""
         if self._half_done:
             remedy = "make a trainer anew, or go on with the run"
             raise RunError(f"a step of the optimizer was interrupted halfway; {remedy}")
@@ -246,8 +249,8 @@ class StateOnDisk:
         self._half_done = False
 
     def _through(self, engine: Engine, work: Callable[[_Paged, int, Mapping[str, Tensor]], None]) -> None:
-        """The current version to the next one, or to itself if no checkpoint names it, piece by piece; ``work`` is
-        given the parameter, the piece's first number and what is kept of it by name, to be changed."""
+        """Process the current version piece by piece into the next one, or into itself if no checkpoint names it.
+        ``work`` is given the parameter, the piece's first number and its state by name, to be changed."""
         source = self._current
         target = source if source is not None and source != self._saved else int(self._saved == 0)
         arena, crcs = Arena(self.pieces_bytes), list[int]()
@@ -255,7 +258,7 @@ class StateOnDisk:
         reads, writes = dict[int, Ticket](), dict[int, Ticket]()
 
         def prepare(at: int) -> None:
-            """Its memory is free, and is being filled."""
+            """Begin to fill a piece's memory, once it is free."""
             if at >= self._count or at in reads:
                 return
             if at - _IN_MEMORY in writes:
@@ -289,7 +292,7 @@ class StateOnDisk:
         return ((one, start) for one in self._paged for start in one.starts)
 
     def _rows(self, memory: Bytes, one: _Paged, start: int) -> dict[str, Tensor]:
-        """What a piece's memory holds, by name."""
+        """Return what a piece's memory holds, by name."""
         kept = torch.frombuffer(memory, dtype=one.parameter.dtype).view(-1, PIECE)
         numbers = min(PIECE, one.parameter.numel() - start)
         return {name: kept[at, :numbers] for at, name in enumerate(one.names)}
@@ -304,7 +307,8 @@ class StateOnDisk:
     # ---- checkpoints -----------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any] | None:
-        """The current version, for a checkpoint: ``saved`` when that is written. None where all is in memory."""
+        """Return the current version for a checkpoint, or None if all is in memory; call ``saved`` when it is
+        written."""
         if self._current is None:
             return None
         return {"version": self._current, "crcs": self._crcs[self._current], "pieces": self._layout}
@@ -314,11 +318,11 @@ class StateOnDisk:
         return [[one.parameter.numel(), *one.names] for one in self._paged]
 
     def saved(self) -> None:
-        """A checkpoint names the current version: it stays until the next one."""
+        """Keep the current version, which a checkpoint names, until the next one."""
         self._saved = None if self._folder is None else self._current
 
     def load(self, state: Mapping[str, Any] | None, *, into_memory: bool) -> None:
-        """Go on from what a checkpoint has of ``state()``. RunError where that is not there, or does not fit."""
+        """Continue from a checkpoint's ``state()``. Raises RunError if it does not exist or does not fit."""
         self._current, self._half_done, self._seen = None, False, self._optimizer.state
         if state is None:
             return
@@ -342,7 +346,7 @@ class StateOnDisk:
 
 
 def _kept_of(optimizer: Optimizer, group: Mapping[str, Any], parameter: nn.Parameter) -> tuple[str, ...]:
-    """The names of what ``optimizer`` keeps of every number of a parameter: tried on two."""
+    """Return the names of the state that ``optimizer`` keeps of every number of a parameter, by trying two numbers."""
     tried = nn.Parameter(torch.zeros(2, dtype=parameter.dtype))
     tried.grad = torch.zeros_like(tried)
     state = {
@@ -354,7 +358,8 @@ def _kept_of(optimizer: Optimizer, group: Mapping[str, Any], parameter: nn.Param
 
 
 def _stepped(alone: Optimizer, group: Mapping[str, Any], parameter: nn.Parameter, state: dict[str, Any]) -> Any:
-    """What ``alone``, a copy of an optimizer, keeps of a parameter after a step of it by the options of ``group``."""
+    """Return the state that ``alone``, a copy of an optimizer, has of a parameter after a step with the options of
+    ``group``."""
     alone.param_groups = [{**group, "params": [parameter]}]
     alone.state = defaultdict(dict, {parameter: state})
     with torch.no_grad():
@@ -367,7 +372,7 @@ def _path(folder: Path, version: int) -> Path:
 
 
 def _open_version(path: Path, nbytes: int) -> OpenFile:
-    """A version's file, of its full size, whatever is in it."""
+    """Open a version's file with its full size, whatever it contains."""
     with as_error(SpillError, f"{path}: no room for {format_size(nbytes)} of what the optimizer keeps"):
         with path.open("ab") as file:
             os.ftruncate(file.fileno(), nbytes)

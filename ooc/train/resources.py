@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the work may use: two budgets, the disk, threads, which device computes, and the machine as it is planned for.
+"""The resources a training may use: two budgets, disk, threads, the computing device, and the machine as it is planned
+for.
 
-A device that is ``None`` is the CPU throughout.
+A device of ``None`` is the CPU throughout.
 """
 
 import os
@@ -35,63 +36,65 @@ from ooc.storage.store import Store
 from ooc.suggestions import check_choice
 
 _TRITON_BYTES = 80_000_000 if find_spec("triton") else 0
-"""torch-geometric imports a part of torch that imports triton where it is installed, GPU or not."""
+"""Memory of triton, which torch-geometric imports if it is installed, with or without a GPU."""
 _NUMBA_BYTES = 130_000_000 if find_spec("numba") else 0
-"""torch-geometric imports numba where it is installed; as much again are loops that it compiles, and its compiler."""
+"""Memory of numba, which torch-geometric imports if it is installed; half of it is for compiled loops and the
+compiler."""
 OVERHEAD_BYTES = (500_000_000 + _TRITON_BYTES if torch.version.cuda is None else 800_000_000) + _NUMBA_BYTES
-"""Resident memory of the interpreter with torch, whose build for CUDA is larger and comes with triton, and
-torch-geometric, besides the two budgets."""
+"""Resident memory besides the two budgets: the interpreter with torch (whose build for CUDA is larger and comes with
+triton) and torch-geometric."""
 CPU = torch.device("cpu")
 NAMES = ("auto", "cpu", "cuda")
 
 
 TILE_ROWS = 1024
-"""Rows that the CPU computes at once where both sides of the widest product have 512 to 896 columns together, up to
-twice as many with fewer, and twice that on graphs of ``_MANY_NODES``. A tile of 1 to 2 MiB keeps a stage's temporaries
-in the core's cache, and its products take several times as long as launching them; it is also the unit in which
-gradients are summed, which makes results independent of block rows. Where so many values are a half of a graph's rows,
-as they are in small graphs with few columns, a tile is that: much of the time of one is the calls of its operators
-then, and two threads have one each."""
+"""Rows that the CPU computes at once, if both sides of the widest product have 512 to 896 columns together; up to twice
+as many with fewer columns, and twice that on graphs of ``_MANY_NODES``. A tile of 1 to 2 MiB keeps a stage's
+temporaries in the core's cache, and its products take several times as long as launching them. A tile is also the unit
+in which gradients are summed, so results do not depend on block rows. In small graphs with few columns, in which so
+many values are more than half of the rows, a tile is half of the rows: much of its time is calls of operators, and two
+threads have one tile each."""
 _USUAL_VALUES, _MOST_VALUES = 1 << 19, 7 << 17
-"""Of both sides of the widest product in a tile of the CPU: with more than 896 columns there are fewer rows. A block
-holds whole tiles of all columns of a matrix that is read by rows, so this decides the least memory for wide rows."""
+"""Values of both sides of the widest product in a tile of the CPU, usually and at most: with more than 896 columns
+there are fewer rows. If a matrix is read by rows, its blocks hold whole tiles in all columns, so this decides the least
+memory for wide rows."""
 _MANY_NODES = 400_000
-"""Of so many, the narrowest slab takes more than tiles do; they have twice the usual values, and half as many calls."""
+"""From this many nodes on, the narrowest slab takes more than tiles do; tiles have twice the usual values, and half as
+many calls."""
 _PAGE_VALUES = 1 << 10
-"""Blocks of whole tiles begin where the disk's pages do if these are whole pages of float32."""
+"""Blocks of whole tiles begin at the disk's pages if these are whole pages of float32."""
 WORKING_BYTES = 32_000_000
-"""Of what a device computes a tile in, whatever the widths, the layers and their number."""
+"""Bytes in which a device computes a tile, whatever the widths, the layers and their number."""
 BLOCKS_BYTES = 3 << 24
-"""Of the blocks of two such steps, and of what is known of a usual tile's edges."""
+"""Bytes for the blocks of two such steps, and for a usual tile's edges."""
 _FEWEST_ROWS = 16
 _MOST_EDGE_BYTES = 8 << 20
-"""Of a matrix of a usual tile's edges, as wide as the widest of nodes: gradients of in-neighbours take as much of each
-tile of a layer that is run as it is, while they wait to be added."""
+"""Bytes of a matrix for a usual tile's edges, as wide as the widest one for nodes: in a layer that runs as it is, the
+gradients of in-neighbours take this for each tile while they wait to be added."""
 _MOST_ROWS = 1 << 16
-"""Of a tile on a GPU, where one of 1,024 rows is computed in less time than it takes to launch its operators; half of
-that on graphs of fewer tiles, and no more than there are sixteen tiles of."""
+"""The most rows of a tile on a GPU, which computes one of 1,024 rows faster than its operators are launched; half as
+many on graphs of fewer tiles, and at most so many that there are sixteen tiles."""
 _TILES, _TILES_OF_LARGE_GRAPHS = 16, 256
 
 EXCHANGES = tuple(form.value for form in ExchangeForm)
 """What several processes may send each other."""
 WAYS = tuple(way.value for way in ExchangeWay)
-"""How that may go from GPU to GPU."""
+"""How data may go from GPU to GPU."""
 SPILL_DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
-"""What intermediates may be kept as."""
+"""The types in which intermediates may be kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What the work may use and whom it tells: budgets, disk, threads, listener, and the machine as the planner is to
-    see it. None of it changes a result, but for
-    ``spill_dtype``: the type that intermediates are rounded to between passes, wherever they wait (None: none);
-    and ``device`` (None: the CPU), whose arithmetic rounds in its own way. On a device one thread launches everything.
+    """What a training may use and whom it tells: budgets, disk, threads, listener, and the machine as the planner sees
+    it. None of it changes a result, except ``spill_dtype``, the type that intermediates are rounded to between passes,
+    wherever they wait (None: not rounded), and ``device`` (None: the CPU), whose arithmetic rounds in its own way. On a
+    device one thread launches everything.
 
-    ``ranks``: the processes that share the rows of the graph, of which the machine with the least memory settles what
-    all may use; they have ``threads_by_rank``, and all plan for the most of these; ``link``: bytes a second that each
-    receives of the others (None: to be measured).
-
-    ``tile_rows``: 0 until the model is known (``for_model``), unless the user says.
+    ``ranks``: the processes that share the rows of the graph; the machine with the least memory decides what all may
+    use. They have ``threads_by_rank``, and all plan for the most of these. ``link``: bytes per second that each
+    receives from the others (None: to be measured). ``tile_rows``: 0 until the model is known (``for_model``), unless
+    the user sets it.
     """
 
     limits: Limits
@@ -108,21 +111,20 @@ class Resources:
 
     @property
     def place(self) -> torch.device:
-        """Where tensors are computed."""
+        """The device on which tensors are computed."""
         return CPU if self.device is None else self.device.place
 
     @property
     def on_device(self) -> bool:
-        """Whether the machine that is planned for has a device with memory of its own; it need not be here."""
+        """Whether the machine that is planned for has a device with memory of its own; it need not be this machine."""
         return self.hardware.has_device_memory
 
     def for_model(self, model: nn.Module, store: Store, network: Network | None, *, learnt: int = 0) -> Self:
-        """With the rows of a tile settled, by the widths of the model, the store, and what kind of machine computes, so
-        that no budget changes what is summed, and threads, of which a device needs one, be it here or only planned for;
-        a device's tiles are lower where rows take more (``for_rows_of``). ``network``: what the model is, where that is
-        known: only where it makes rows of features that come without their zeros does the width of these count, and
-        only where it runs layers as they are do edges. ``learnt``: columns of the widest embedding that is trained
-        along."""
+        """Return the resources with the rows of a tile and threads settled. The rows depend on the widths of the model,
+        the store and the kind of machine, so no budget changes what is summed; a device needs one thread. A device's
+        tiles are lower if rows take more (``for_rows_of``). ``network``: the model's values, if known: the width of
+        sparse features only counts if the model makes them dense, and edges only count if layers run as they are.
+        ``learnt``: columns of the widest embedding."""
         shapes = [p.shape for p in model.parameters() if not is_lazy(p)]
         x, features, nodes = store.sparse_features, store.num_features, store.num_nodes
         if store.types is not None:
@@ -147,9 +149,9 @@ class Resources:
         return replace(self, tile_rows=tile_rows, threads=1 if self.on_device else self.threads)
 
     def for_rows_of(self, computed_bytes: int, moved_bytes: int) -> Self:
-        """With so few rows in a tile that ``WORKING_BYTES`` do for what is computed of them at a time,
-        ``computed_bytes`` of each, and ``BLOCKS_BYTES`` for ``moved_bytes``: no power of two, or a little more would
-        take half as much. OptionError if blocks are to be no whole tiles."""
+        """Return the resources with so few rows in a tile that ``WORKING_BYTES`` suffice for what is computed of them
+        at a time, ``computed_bytes`` each, and ``BLOCKS_BYTES`` for ``moved_bytes``; the number is no power of two, or
+        little more would halve it. Raises OptionError if blocks are set to no whole tiles."""
         heights = (_height_of(WORKING_BYTES, computed_bytes, digits=5), _height_of(BLOCKS_BYTES, moved_bytes, digits=5))
         tile_rows = min(self.tile_rows, *heights)
         block_rows = self.limits.block_rows
@@ -158,8 +160,8 @@ class Resources:
         return replace(self, tile_rows=tile_rows)
 
     def within_memory(self) -> Self:
-        """With budgets that this machine has the memory for, which is said where they are cut. Plans are then for what
-        there is: a larger budget would only promise a plan that the system kills."""
+        """Return the resources with budgets that this machine has memory for; a note says if they are cut. A larger
+        budget would only promise a plan that the system kills."""
         limits, free = self.limits, free_device_bytes(self.device)
         if self.device is not None and free is None:
             free = limits.device_bytes
@@ -175,8 +177,8 @@ class Resources:
         return replace(self, limits=replace(limits, device_bytes=device, host_bytes=host))
 
     def shared_with(self, ranks: Ranks) -> Self:
-        """What is this process's of it, where ``ranks`` train one graph together, all with a GPU each, of which all
-        take as much as the one that may take least, or all on the CPU."""
+        """Return this process's part, if ``ranks`` train one graph together: either all with a GPU each, of which all
+        take as much as the smallest may, or all on the CPU."""
         if ranks.count == 1:
             return self
         limits, count = self.limits, ranks.local_count
@@ -193,7 +195,7 @@ class Resources:
         return replace(self, **shared, threads_by_rank=threads)
 
     def _linked(self, ranks: Ranks, limits: Limits, hardware: Hardware, link: int | None) -> tuple[Ranks, Limits]:
-        """How rows go from one process to another, and how fast, as given, or as measured whichever way is faster."""
+        """Return how rows go from one process to another, and how fast: as given, or the faster way as measured."""
         by_host, wants_host = replace(limits, exchange_by=ExchangeWay.HOST), limits.exchange_by is ExchangeWay.HOST
         device, directly = self.device, None
         if device is not None and not wants_host:
@@ -218,12 +220,12 @@ class Resources:
 
     @property
     def own_threads(self) -> int:
-        """How many threads this process has, where ``threads`` are the most that any has."""
+        """The threads of this process; ``threads`` are the most that any process has."""
         return min([self.threads, *self.threads_by_rank[self.ranks.rank : self.ranks.rank + 1]])
 
     @property
     def overhead_bytes(self) -> int:
-        """What the device takes of its budget beside what is planned."""
+        """Return what the device takes of its budget beside what is planned."""
         if self.device is None:
             return 0
         return self.device.overhead_bytes + (self.ranks.direct_bytes if self.limits.is_direct else 0)
@@ -249,8 +251,8 @@ class Resources:
         hardware: Hardware | None = None,
         device: str | torch.device | Device = "cpu",
     ) -> Self:
-        """As users give them; OptionError for what makes no sense. Budgets left out are shares of what is free.
-        ``memory`` is both together, where the CPU computes.
+        """Return the resources for a user's options. Raises OptionError for invalid ones. Budgets left out are shares
+        of what is free. ``memory`` is both budgets together, if the CPU computes.
 
         Without ``hardware``: this machine as ``ooc profile`` has measured it with this spill folder, or estimates.
         """
@@ -304,8 +306,9 @@ class Resources:
 
 
 def usual_tile_rows(columns: int, nodes: int, *, features: int, on_device: bool) -> int:
-    """Rows of a tile where both sides of the widest product have so many columns, and x has ``features``; on a device
-    with memory of its own as many as the graph has enough tiles of, whatever the columns (``for_rows_of``)."""
+    """Return the rows of a tile, if both sides of the widest product have ``columns`` columns and x has ``features``.
+    On a device with memory of its own, return the most rows of which the graph has enough tiles, whatever the columns
+    (``for_rows_of``)."""
     if not on_device:
         values, whole_pages = min(TILE_ROWS * columns, _MOST_VALUES), _PAGE_VALUES // gcd(_PAGE_VALUES, features)
         times = 2 if nodes >= _MANY_NODES else 1
@@ -317,9 +320,9 @@ def usual_tile_rows(columns: int, nodes: int, *, features: int, on_device: bool)
 
 
 def _height_of(values: int, columns: int, digits: int = 1, unit: int = _FEWEST_ROWS) -> int:
-    """The most rows that have so many values, a number of so many binary digits with zeros behind them; a multiple of
-    ``unit``, or of a half of it, and so on, where there is one between an eighth fewer and a sixteenth more. No fewer
-    than are worth a tile."""
+    """Return the most rows with this many values, rounded down to a number with few significant binary digits. It is a
+    multiple of ``unit``, or of half of it, and so on, if there is one between an eighth fewer and a sixteenth more; and
+    at least as many rows as are worth a tile."""
     rows = max(_FEWEST_ROWS, values // columns)
     fine = max(_FEWEST_ROWS, 1 << rows.bit_length() - digits)
     while unit > fine:
@@ -331,7 +334,7 @@ def _height_of(values: int, columns: int, digits: int = 1, unit: int = _FEWEST_R
 
 
 def spill_dtype(resources: Resources, network: Network) -> torch.dtype:
-    """The type of what is kept between passes; OptionError for one wider than the model computes in."""
+    """Return the type in which data is kept between passes. Raises OptionError if it is wider than the model's."""
     wanted = resources.spill_dtype or network.dtype
     if wanted.itemsize > network.dtype.itemsize:
         names = str(wanted).removeprefix("torch."), str(network.dtype).removeprefix("torch.")
@@ -348,8 +351,9 @@ def spill_dtype(resources: Resources, network: Network) -> torch.dtype:
 
 
 def find_device(name: str | torch.device | Device) -> Device | None:
-    """The device of that name; ``auto`` is the CPU, ``cuda`` torch's current GPU, or of several processes on a machine
-    each one's own. So is torch's of that name. OptionError for one that cannot be used. A device is itself."""
+    """Return the device of that name: ``auto`` is the CPU; ``cuda`` is torch's current GPU, or, with several processes
+    on a machine, each one's own; other names are torch's. A device is returned as it is. Raises OptionError if it
+    cannot be used."""
     if isinstance(name, Device):
         return name
     if isinstance(name, torch.device):
@@ -366,8 +370,8 @@ def find_device(name: str | torch.device | Device) -> Device | None:
 
 
 def _take_own_gpu() -> None:
-    """Of the processes that torchrun has started on this machine each computes on a GPU of its own: make that torch's
-    current one. OptionError where there are not as many, unless CUDA shows each process one alone."""
+    """Make a GPU of its own torch's current one, for each process that torchrun has started on this machine. Raises
+    OptionError if there are too few, unless CUDA shows each process a single one."""
     count, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
     if count == 1 or (gpus == 1 and os.environ.get("CUDA_VISIBLE_DEVICES")):
         return
@@ -379,22 +383,23 @@ def _take_own_gpu() -> None:
 
 
 def free_device_bytes(device: Device | None) -> int | None:
-    """What is free on a device with memory of its own; None where there is none, or nobody can say."""
+    """Return the free bytes of a device with memory of its own; None if there is none, or they are unknown."""
     if device is None or device.place.type != "cuda":
         return None
     return int(torch.cuda.mem_get_info(device.place)[0])
 
 
 def hardware_for(device: Device | None, folder: Path) -> Hardware:
-    """This machine as it has been measured with the disk of ``folder``; estimates where nobody has."""
+    """Return this machine as measured with the disk of ``folder``, or estimates."""
     return known_hardware(folder, device="cpu" if device is None else device.place.type)
 
 
 def spill_folder(given: str | Path | None, run: str | Path | None, graph: object) -> Path:
-    """Where scratch data goes: as ``given``, else the disk of the ``run`` folder, else that of a store or its path.
+    """Return the folder for scratch data: as ``given``, else on the disk of the ``run`` folder, else on that of a store
+    or its path.
 
-    Of a graph that is neither: the current folder. A folder where nothing may be written is no such place; then it is
-    the system's temporary folder, which is often in memory.
+    For a graph that is neither it is the current folder. If nothing can be written to that, it is the system's
+    temporary folder, which is often in memory.
     """
     if given is not None:
         return Path(given)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table of rows that are computed in any order and wanted in that of the user's node ids, on disk.
+"""A table on disk of rows that are computed in any order and stored in the order of the user's node ids.
 
-Rows go straight to their places in an ``.npy`` file beside the target, which takes no memory but theirs; the other
-formats are made from it, block by block. The target appears whole, by a rename, or not at all.
+Rows go straight to their places in an ``.npy`` file beside the target, which takes no further memory; other formats are
+made from it, block by block. The target appears complete, by a rename, or not at all.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ Ids = npt.NDArray[np.int64]
 
 
 FORMATS = (".npy", ".zarr", ".parquet", ".csv")
-"""What the file is, by its name's ending."""
+"""File formats, by the ending of the name."""
 
 
 def check_target(path: Path, *, force: bool) -> None:
-    """OptionError for a file that cannot be written to ``path``, or not in the format that its ending asks for."""
+    """Raise OptionError if no file can be written to ``path``, or not in the format of its ending."""
     if path.suffix not in FORMATS:
         raise OptionError(f"{path} must end in one of {', '.join(FORMATS)}")
     if path.suffix == ".parquet":
@@ -45,7 +45,7 @@ def check_target(path: Path, *, force: bool) -> None:
 
 
 def check_new(path: Path, *, force: bool) -> None:
-    """OptionError where the file ``path`` exists and not ``force``, or cannot be made."""
+    """Raise OptionError if the file ``path`` exists and not ``force``, or if it cannot be made."""
     if path.exists() and not force:
         raise OptionError(f"{path} exists; give another file, or force=True to replace it")
     if not path.absolute().parent.is_dir():
@@ -53,11 +53,12 @@ def check_new(path: Path, *, force: bool) -> None:
 
 
 class RowsFile:
-    """Rows ``put`` in any order, from any thread, each once; ``finish`` makes the file ``path`` of them.
+    """A table under construction: rows are ``put`` in any order, from any thread, each once; ``finish`` makes the file
+    ``path`` of them.
 
-    ``shape`` is [n, columns], or [n] for one number a row. ``id_type``: of the ids of what rows are ``called``, int64
-    or bytes of UTF-8. Use as a context manager: what was not finished is removed. Raises OptionError before anything is
-    written where the file cannot be or the disk has no room, and where it is full meanwhile.
+    ``shape`` is [n, columns], or [n] for one number a row. ``id_type``: the type of the ids of the rows, which are
+    ``called`` so: int64 or bytes of UTF-8. It is a context manager; an unfinished table is removed. Raises OptionError
+    before anything is written if the file cannot be made or the disk has no room, and when it is full later.
     """
 
     def __init__(
@@ -108,8 +109,8 @@ class RowsFile:
                 write_at(self._file.fileno(), data[first * self._row_bytes : last * self._row_bytes], offset)
 
     def finish(self, names: list[str], *, block_bytes: int, values: tuple[str, ...] | None = None) -> None:
-        """Make the file of the rows. ``names`` are the columns', for the formats that have such, and ``values`` what
-        is written there for the numbers 0, 1, …; ``block_bytes`` of rows are in memory at once."""
+        """Make the file of the rows. ``names``: column names, for formats that have them; ``values``: texts written for
+        the numbers 0, 1, …; ``block_bytes`` of rows are in memory at once."""
         with as_error(OptionError, self.path):
             made = self._partial
             match self.path.suffix:
@@ -136,7 +137,7 @@ class RowsFile:
             flush(self.path.absolute().parent)
 
     def _blocks(self, block_bytes: int) -> Iterator[AnyArray]:
-        """The records in the order of their places."""
+        """Yield the records in the order of their places."""
         height = max(1, block_bytes // self._row_bytes)
         for start in range(0, self.shape[0], height):
             count = min(height, self.shape[0] - start)
@@ -180,7 +181,7 @@ class RowsFile:
                 writer.write_table(pyarrow.table([pyarrow.array(ids, id_kind), *columns], schema=schema))
 
     def close(self) -> None:
-        """Remove what is not finished."""
+        """Remove an unfinished table."""
         if not self._file.closed:  # until then nobody else writes here
             self._remove(self._partial)
             self._rows_path.unlink(missing_ok=True)
@@ -201,5 +202,5 @@ class RowsFile:
 
 
 def _cell(text: str) -> str:
-    """``text`` as a cell of a CSV file."""
+    """Return ``text`` as a cell of a CSV file."""
     return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\r\n') else text

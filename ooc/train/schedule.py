@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes along with an optimizer's steps: learning rates that change from epoch to epoch, by torch's schedulers, and
-averages of the weights along the way, as in stochastic weight averaging (Izmailov et al., UAI 2018) or an exponential
-moving average: torch's ``AveragedModel``, updated after every step, and scored in the model's place.
-"""
+"""What accompanies an optimizer's steps: learning rates that change from epoch to epoch, by torch's schedulers, and
+averages of weights, as in stochastic weight averaging (Izmailov et al., UAI 2018) or an exponential moving average:
+torch's ``AveragedModel``, updated after every step and scored in place of the model."""
 
 import io
 import math
@@ -25,8 +24,8 @@ Scheduler = LRScheduler | ReduceLROnPlateau
 class Schedules:
     """Any number of torch schedulers on one optimizer, each stepped once an epoch, in order.
 
-    A ``ReduceLROnPlateau`` is stepped with the validation score, in the epochs that are scored, the others after
-    every epoch's step.
+    A ``ReduceLROnPlateau`` is stepped with the validation score, in the epochs that are scored; the others after every
+    epoch's step.
     """
 
     def __init__(self, given: Scheduler | Sequence[Scheduler] | None, optimizer: Optimizer, *, rising: bool) -> None:
@@ -43,10 +42,10 @@ class Schedules:
                 raise ModelError(f"scheduler {name} has mode {scheduler.mode!r}, this metric needs mode={wanted!r}")
             _check_plain(name, scheduler.state_dict())
         self.needs_scores = any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in self.all)
-        """Whether one of them goes by the validation score."""
+        """Whether one of them depends on the validation score."""
 
     def step(self) -> None:
-        """An epoch's optimizer step is done."""
+        """Step them after an epoch's optimizer step."""
         for scheduler in self.all:
             if not isinstance(scheduler, ReduceLROnPlateau):
                 try:
@@ -55,13 +54,13 @@ class Schedules:
                     raise OptionError(f"scheduler {type(scheduler).__name__} says: {error}") from error
 
     def step_scored(self, score: float) -> None:
-        """An epoch's validation score is known."""
+        """Step those that depend on an epoch's validation score, now that it is known."""
         for scheduler in self.all:
             if isinstance(scheduler, ReduceLROnPlateau):
                 scheduler.step(score)
 
     def state(self) -> list[dict[str, Any]]:
-        """What a checkpoint keeps of them."""
+        """Return their state for a checkpoint."""
         return [scheduler.state_dict() for scheduler in self.all]
 
     def load(self, states: list[dict[str, Any]]) -> None:
@@ -87,7 +86,8 @@ def _check_plain(name: str, state: dict[str, Any]) -> None:
 
 
 def by_factor(optimizer: Optimizer, factor: Callable[[int], float], *, warmup: int) -> LambdaLR:
-    """Base rate × ``factor(epochs done since the warm-up)``, after a linear rise over ``warmup`` epochs."""
+    """Return a scheduler with base rate × ``factor(epochs since the warm-up)``, after a linear rise over ``warmup``
+    epochs."""
 
     def rate(epoch: int) -> float:
         return (epoch + 1) / warmup if epoch < warmup else factor(epoch - warmup)
@@ -96,17 +96,17 @@ def by_factor(optimizer: Optimizer, factor: Callable[[int], float], *, warmup: i
 
 
 def cosine(epochs: int) -> Callable[[int], float]:
-    """From 1 to nearly 0 along half a cosine in so many epochs (Loshchilov and Hutter, ICLR 2017), then 0."""
+    """Return a factor that falls from 1 to almost 0 along half a cosine (Loshchilov and Hutter, ICLR 2017), then 0."""
     return lambda epoch: 0.5 * (1 + math.cos(math.pi * min(epoch, epochs) / epochs))
 
 
 def steps(every: int, gamma: float) -> Callable[[int], float]:
-    """× ``gamma`` after every so many epochs."""
+    """Return a factor multiplied by ``gamma`` after every ``every`` epochs."""
     return lambda epoch: gamma ** (epoch // every)
 
 
 def constant(epoch: int) -> float:
-    """No change."""
+    """Return the factor 1."""
     return 1.0
 
 
@@ -130,19 +130,19 @@ class Averaging:
         self._model = model
         self._average, self._start = average, start
         self.active = average is not None
-        """Whether there is an average that is not the model itself."""
+        """Whether there is an average other than the model itself."""
         state: dict[str, torch.Tensor] = {} if average is None else average.module.state_dict()
         self.nbytes = 2 * sum(tensor.nbytes for tensor in state.values())
-        """Bytes of the average, and of the model's own weights put aside while it is scored."""
+        """Bytes of the average, and of the model's own weights kept while it is scored."""
 
     def update(self, epoch: int) -> None:
-        """Take the weights after ``epoch`` (from 1) in."""
+        """Include the weights after ``epoch``, counted from 1."""
         if self._average is not None and epoch >= self._start:
             self._average.update_parameters(self._model)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The model has the averaged weights meanwhile, once there are any."""
+        """A context in which the model has the averaged weights, once there are any."""
         if self._average is None or not int(self._average.n_averaged):
             yield
             return
@@ -154,7 +154,7 @@ class Averaging:
             _copy(self._model, own)
 
     def state(self) -> dict[str, Any] | None:
-        """What a checkpoint keeps of it."""
+        """Return its state for a checkpoint."""
         return None if self._average is None else self._average.state_dict()
 
     def load(self, state: dict[str, Any] | None) -> None:
@@ -165,6 +165,6 @@ class Averaging:
 
 @torch.no_grad()
 def _copy(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
-    """In place: everything that shares the model's parameters goes on sharing them."""
+    """Copy in place, so that everything that shares the model's parameters still does."""
     for name, tensor in model.state_dict().items():
         tensor.copy_(state[name])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several processes train together: each of them computes a share of the rows of every type of nodes, of as much
-to do as goes with its speed, and plans for what it is sent of the others' rows.
+"""A training shared by several processes: each computes a share of the rows of every node type, in proportion to its
+speed, and plans for what it receives of the others' rows.
 
-Plans are made alike by all of them, for the first one's share; the same layout is then unrolled for each one's own.
+All processes make the same plan for the first one's share; the same layout is then unrolled for each one's own.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,8 +28,8 @@ from ooc.stages import TELLING_BYTES, StageBuilder, Step, panel_rows
 from ooc.train.job import Candidate, Job
 
 _WORTH_PLANNING_S, _UNEVEN, _UNLIKE = 0.1, 0.1, 0.5
-"""Seconds by which computing an epoch is to differ, and parts of what it takes on average: that of one process from the
-others', or of all from what was forecast."""
+"""Planning anew is worth it if computing an epoch differs by at least this many seconds, and by this fraction of the
+average: one process from the others, or all from the forecast."""
 _EDGES_AT_ONCE = 1 << 20
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class SharedJob(Job):
-    """Of several processes, be they there or planned for."""
+    """The job of several processes, which may exist or only be planned for."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,13 +45,13 @@ class SharedJob(Job):
         threads = self.resources.threads_by_rank or [1] * self.resources.ranks.count
         self._speeds: Sequence[float] = [some / max(threads) for some in threads]
         self._forecast_s: dict[str, float] = {}
-        """By program: what the first process was to compute."""
+        """By program, the forecast seconds that the first process computes."""
         self._slowness = 1.0
-        """How many times as long as was forecast computing takes."""
+        """How many times as long as forecast computing takes."""
         self._exchange_bytes, self._staging = 0, Staging()
         self._halo_rows: dict[EdgesKey, int] = {}
         self._sharded: frozenset[str] = frozenset()
-        """What the plan that was made last shards, of which all pull as much, whatever their rows."""
+        """What the last plan shards; all processes pull equally much of it, whatever their rows."""
 
     def plans_by_rank(self, limits: Limits, hardware: Hardware) -> list[tuple[Workload, Plan]]:
         self._admit_rows(limits, hardware)
@@ -60,7 +60,8 @@ class SharedJob(Job):
         return [self._own_part(candidate.workload, plan, share, halo, limits, hardware) for share, halo in parts]
 
     def floor(self, limits: Limits, hardware: Hardware) -> dict[str, int]:
-        """As if every process was sent all rows of the others: which are wanted takes memory to know."""
+        """Return the least memory as if every process received all rows of the others; finding which are needed would
+        itself take memory."""
         self._shares, memory = self._divided(self._panels()), HaloMemory()
         for direction in self._directions():
             nodes = self.store.node_counts[self._ends(direction)[1]]
@@ -101,8 +102,8 @@ class SharedJob(Job):
     def _shared_out(
         self, find_halos: Callable[[], T], choose: Callable[[], tuple[Candidate, Plan]]
     ) -> tuple[T, Candidate, Plan]:
-        """What these give once every process has a share of the rows of every type of nodes, of as much to do as goes
-        with its speed; once more, where it is known only then what is sharded."""
+        """Give every process a share of the rows of every node type in proportion to its speed, and return the halos
+        and the choice. It is done twice if only then is it known what is sharded."""
         count = self.resources.ranks.count
         for again in (True, False):
             panels = self._panels()
@@ -118,14 +119,14 @@ class SharedJob(Job):
         return found, candidate, plan
 
     def _divided(self, panels: Mapping[str, tuple[int, list[list[float]]]]) -> dict[str, list[range]]:
-        """By type of nodes: the rows of each process, by its speed."""
+        """Return the rows of each process by its speed, by node type."""
         nodes = self.store.node_counts
         return {space: divide_rows(some, high, nodes[space], self._speeds) for space, (high, some) in panels.items()}
 
     def _panels(self) -> dict[str, tuple[int, list[list[float]]]]:
-        """By type of nodes: rows of a panel, and the seconds that an epoch computes for each, apart for stages of
-        different rows: who has none of the first ones has nothing to do in some. Of what is sharded all pull as much,
-        whatever their rows: that is left out."""
+        """Return, by node type, the rows of a panel and the seconds that an epoch computes for each panel, separately
+        for stages with different rows: a process without the first rows has nothing to do in some. Sharded pulls are
+        left out, as all do equally much of them."""
         found = {}
         for space, nodes in self.store.node_counts.items():
             height = panel_rows(nodes, self.resources.tile_rows)
@@ -146,9 +147,9 @@ class SharedJob(Job):
         return [*found.values()]
 
     def even_out(self, program: str, taken_s: Sequence[float]) -> bool:
-        """Have shares go by the seconds that every process has computed ``program`` for its own, and what is sent by
-        how these compare with what was forecast, from the next ``ready`` on; False where neither changes. To be asked
-        by all of them with the same figures."""
+        """Set shares by the seconds that every process has computed ``program`` for its own rows, and the form of
+        exchange by how these compare with the forecast, from the next ``ready`` on. Return False if neither changes.
+        All processes must call it with the same figures."""
         panels, own = self._panels(), [0.0] * len(taken_s)
         for space, (height, weights) in panels.items():
             for rank, one in enumerate(self._shares[space]):
@@ -174,13 +175,14 @@ class SharedJob(Job):
         return is_unlike and is_open and _sharded(self._choose_measured()[1]) != self._sharded
 
     def _choose_measured(self) -> tuple[Candidate, Plan]:
-        """As ``_choose``, with links as fast beside computing as they are measured to be."""
+        """As ``_choose``, with links as fast relative to computing as measured."""
         limits = self.resources.limits
         rate = max(1, int(limits.link_bytes_per_s * self._slowness))
         return self._choose(replace(limits, link_bytes_per_s=rate), self.resources.hardware)
 
     def _found_halos(self) -> Exchange:
-        """What all tell each other, with the rows of others that this process's edges lead to."""
+        """Return the exchange with the other processes, which tell each other the rows of others that their edges lead
+        to."""
         exchange, memory = Exchange(self.resources.ranks, self._shares), HaloMemory()
         for direction in self._halo_directions():
             target, source = self._ends(direction)
@@ -192,7 +194,7 @@ class SharedJob(Job):
         return exchange
 
     def _planned_halos(self) -> list[dict[EdgesKey, Any]]:
-        """The same by process, for all of them, of a store."""
+        """Return the halos of all processes, from a store."""
         found, memory = [dict[EdgesKey, Any]() for _ in range(self.resources.ranks.count)], HaloMemory()
         for direction in self._halo_directions() if self.store.path.exists() else ():
             target, source = self._ends(direction)
@@ -219,8 +221,8 @@ class SharedJob(Job):
         self._candidates.clear()
 
     def _halo_directions(self) -> list[EdgesKey]:
-        """Those that are pulled in, if there is the memory to know halos: a byte a row to find them, and up to four for
-        every row of its lists. In one order everywhere."""
+        """Return the directions with halos, if there is the memory to find them: a byte a row, and up to four for every
+        row of its lists. The order is the same in all processes."""
         limits, self._exchange_bytes, self._halo_rows = self.resources.limits, 0, {}
         there = limits.memory_bytes if limits.one_memory else limits.host_bytes
         if self._fixed_host_bytes + 5 * sum(self.store.node_counts.values()) > there:
@@ -231,15 +233,15 @@ class SharedJob(Job):
         return [side for side in dict.fromkeys(p.direction for p in self.workload.pulls) if side.of_edges]
 
     def _ends(self, direction: EdgesKey) -> tuple[str, str]:
-        """The types of the nodes that pull over these edges, and of those that are pulled."""
+        """Return the types of the nodes that pull over these edges, and of those that are pulled."""
         if self.store.types is None or not isinstance(direction, RelationEdges):
             return "", ""
         kind = self.store.types.by_folder(direction.folder)
         return (kind.target, kind.source) if direction.direction is Direction.IN else (kind.source, kind.target)
 
     def _sources(self, direction: EdgesKey, share: range, space: str) -> Iterator[Any]:
-        """Where all edges into rows of a share come from, nodes of type ``space``, a few at a time; StoreError for what
-        is no row."""
+        """Yield the source nodes, of type ``space``, of all edges into rows of a share, some at a time. Raises
+        StoreError for an invalid one."""
         indptr, indices = self.store.topology(direction.value)
         first, stop = (int(indptr.read(row, row + 1)[0]) for row in (share.start, share.stop))
         for start in range(first, stop, _EDGES_AT_ONCE):
@@ -257,7 +259,7 @@ class SharedJob(Job):
         limits: Limits,
         hardware: Hardware,
     ) -> tuple[Workload, Plan]:
-        """Of a plan that all processes have made alike for the first one's share: the same for another one."""
+        """Return the plan for one process, from the plan that all have made for the first one's share."""
         layout = Layout(**{one.name: getattr(plan, one.name) for one in fields(Layout)})
         known = ((side, halos.get(side), one) for side, one in workload.topologies.items())
         topologies = {side: replace(one, halo=halo, halo_rows=None) for side, halo, one in known}
@@ -268,6 +270,6 @@ class SharedJob(Job):
 
 
 def _sharded(plan: Plan) -> frozenset[str]:
-    """What is sharded among processes in training."""
+    """Return what is sharded among processes in training."""
     columns = (item for item in plan.programs["train"] if isinstance(item, ColumnPass) and item.processes > 1)
     return frozenset(item.pull.source for item in columns)
