@@ -21,6 +21,7 @@ from torch_geometric.nn import GINConv, SAGEConv
 import ooc
 from ooc.errors import ModelError, TrainingError
 from ooc.storage.store import Store
+from ooc.train.model_snapshot import ModelSnapshot
 from tests.exactness.comparison import store_of
 from tests.graphs import GraphCase, random_data
 
@@ -151,11 +152,19 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 @pytest.mark.parametrize(("change", "said"), CHANGES.values(), ids=CHANGES.keys())
-def test_later_changes_are_refused_by_name(
-    change: Callable[[Model], object], said: str, store: Store, tmp_path: Path
-) -> None:
-    """Before an epoch, and before an evaluation."""
+def test_later_changes_are_told_by_name(change: Callable[[Model], object], said: str) -> None:
     model = Model()
+    snapshot = ModelSnapshot(model)
+    snapshot.check()
+    change(model)
+    with pytest.raises(ModelError, match=f"{said} of the model has changed"):
+        snapshot.check()
+
+
+@pytest.mark.parametrize("what", ["another layer", "a number of a sum"])
+def test_later_changes_are_refused(what: str, store: Store, tmp_path: Path) -> None:
+    """Before an epoch, and before an evaluation."""
+    model, (change, said) = Model(), CHANGES[what]
     with ooc.Trainer(model, store, "64M", "64M", spill_dir=tmp_path) as trainer:
         trainer.fit(1, eval_every=0)
         change(model)
