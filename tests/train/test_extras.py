@@ -91,9 +91,10 @@ SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
-def test_any_optimizer(store: Store, tmp_path: Path, optimizer: Any) -> None:
+@pytest.mark.parametrize("name", thorough(OPTIMIZERS, "rmsprop", "adagrad", "rprop"))
+def test_any_optimizer(store: Store, tmp_path: Path, name: str) -> None:
     """Losses and gradients are those of PyG with the same optimizer."""
+    optimizer = OPTIMIZERS[name]
     with make(store, tmp_path, optimizer=optimizer) as trainer:
         reference = FullBatch(trainer.model, DATA, DATA.y, nn.CrossEntropyLoss())
         reference.optimizer = optimizer(reference.model.parameters())
@@ -101,7 +102,7 @@ def test_any_optimizer(store: Store, tmp_path: Path, optimizer: Any) -> None:
             assert disagreement(train_epoch(trainer), reference.train(), floor=1e-3)[0] <= 1e-8
 
 
-@pytest.mark.parametrize("name", thorough(SCHEDULES, "milestones", "cosine", "warm-up and steps"))
+@pytest.mark.parametrize("name", thorough(SCHEDULES, "step", "milestones", "cosine", "restarts", "warm-up and steps"))
 def test_any_schedule(store: Store, tmp_path: Path, name: str) -> None:
     """Stepped once an epoch, after the optimizer."""
     schedule = SCHEDULES[name]
@@ -228,9 +229,9 @@ def test_resuming_is_exact_to_the_bit(store: Store, tmp_path: Path, name: str) -
     """A run cut after every epoch, each time gone on with by new objects, equals an uncut one."""
     options = EVERYTHING[name]
     with make(store, tmp_path, **options) as whole:
-        expected = [(r.loss, r.valid_score) for r in whole.fit(6, eval_every=1)]
+        expected = [(r.loss, r.valid_score) for r in whole.fit(4, eval_every=1)]
     found = []
-    for epoch in range(1, 7):
+    for epoch in range(1, 5):
         run = RunFolder.create(tmp_path / "run", {}) if epoch == 1 else RunFolder.open(tmp_path / "run")
         with make(store, tmp_path, out=run, **options) as part:
             found += [(r.loss, r.valid_score) for r in part.fit(epoch, eval_every=1, resume=epoch > 1)]

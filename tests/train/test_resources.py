@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +38,23 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return store_of(random_data(GRAPH, dtype=torch.float32), tmp_path_factory.mktemp("store"))
 
 
-@pytest.fixture
-def build(store: Store, tmp_path: Path) -> Callable[..., Trainer]:
-    """Trainers that spill, after one has run to the end, so that pools that stay for good are there."""
+def make(store: Store, folder: Path, **options: object) -> Trainer:
+    return make_trainer(MODEL, store, folder, dtype=torch.float32, **{**SMALL, **options})
 
-    def make(**options: object) -> Trainer:
-        return make_trainer(MODEL, store, tmp_path, dtype=torch.float32, **{**SMALL, **options})
 
-    with make() as trainer:
+@pytest.fixture(scope="module")
+def _pools(store: Store, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Those that stay for good are there."""
+    with make(store, tmp_path_factory.mktemp("first")) as trainer:
         records = trainer.fit(epochs=1, eval_every=0)
         trainer.evaluate()
     assert records[0].ssd_write_bytes > 0
-    return make
+
+
+@pytest.fixture
+def build(store: Store, tmp_path: Path, _pools: None) -> Callable[..., Trainer]:
+    """Trainers that spill."""
+    return partial(make, store, tmp_path)
 
 
 Held = tuple[int, int, int]
@@ -79,7 +85,7 @@ def spilled(tmp_path: Path) -> list[Path]:
 def test_close_leaves_nothing(build: Callable[..., Trainer], tmp_path: Path) -> None:
     """After a run, an evaluation, and closing twice."""
     before = held()
-    for _ in range(3):
+    for _ in range(2):
         trainer = build()
         trainer.fit(epochs=2, eval_every=0)
         trainer.evaluate()
@@ -186,7 +192,7 @@ def test_a_disk_that_fails_leaves_nothing(
 def test_two_trainers_side_by_side_do_not_disturb_each_other(build: Callable[..., Trainer]) -> None:
     """The same spill folder, different files."""
     with build() as first, build() as second:
-        losses = [[t.fit(epochs=1, eval_every=0)[0].loss for t in (first, second)] for _ in range(3)]
+        losses = [[t.fit(epochs=1, eval_every=0)[0].loss for t in (first, second)] for _ in range(2)]
     assert all(a == b for a, b in losses)
 
 
