@@ -33,7 +33,7 @@ from tests.graphs import GraphCase, random_data
 from tests.processes import together
 
 _CASE = GraphCase(nodes=300, edges=1500, features=7, self_loops=9, duplicates=20, isolated=5)
-_NODES, _EPOCHS = 300, 3
+_NODES, _EPOCHS = 300, 2
 
 
 @pytest.fixture(scope="module")

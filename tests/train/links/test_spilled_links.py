@@ -27,7 +27,7 @@ from ooc.train.setup import Tuning
 from tests.examples import examples
 from tests.graphs import GraphCase, random_data
 
-NODES, COLUMNS, EPOCHS = 1000, 64, 2
+NODES, COLUMNS, EPOCHS = 1000, 64, 1
 WHOLE_BYTES = NODES * COLUMNS * 8
 STEPS = 2
 
