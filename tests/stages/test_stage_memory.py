@@ -102,7 +102,7 @@ def test_tiles_stay_within_their_bounds(
     name: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind, options = OPTIONS[name]
-    source = f"synthetic:nodes={4 * TILE},edges={20 * TILE},features={WIDTH},classes={CLASSES},directed=1"
+    source = f"synthetic:nodes={2 * TILE},edges={10 * TILE},features={WIDTH},classes={CLASSES},directed=1"
     store = ooc.convert(source, tmp_path / "g.ooc", order="none")
     torch.manual_seed(0)
     model = NETWORKS[kind](WIDTH, WIDTH, 3, CLASSES, **options).to(dtype)

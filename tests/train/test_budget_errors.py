@@ -75,7 +75,7 @@ def test_the_least_that_is_named_does(store: Store, tmp_path: Path) -> None:
     """Asking for what the message says works and runs; a tenth less, the rounding of the message, does not."""
 
     def build(gpu: str, host: str):  # type: ignore[no-untyped-def]
-        options = {"gpu_budget": gpu, "host_budget": host, "block_rows": 32}
+        options = {"gpu_budget": gpu, "host_budget": host, "block_rows": 32, "tile_rows": 32}
         return make_trainer(MODEL, store, tmp_path, dtype=torch.float32, **options)
 
     gpu, host = least_budgets(build)

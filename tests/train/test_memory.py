@@ -15,7 +15,7 @@ import ooc
 from ooc.train.resources import OVERHEAD_BYTES
 from tests.examples import cases, examples
 
-NODES, EDGES, FEATURES, HIDDEN = 150_000, 900_000, 128, 128
+NODES, EDGES, FEATURES, HIDDEN = 150_000, 300_000, 128, 128
 GPU_BUDGET, HOST_BUDGET = 40_000_000, 24_000_000
 WHOLE_MATRIX_BYTES = NODES * HIDDEN * 4
 """77 MB; an epoch of three layers in memory keeps about ten of these. What libraries and allocators take of their own

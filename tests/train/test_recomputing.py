@@ -16,7 +16,7 @@ from ooc.plan.hardware import Curve, Disk
 from ooc.storage.store import Store
 from tests.exactness.comparison import tuned_trainer
 
-LAYERS, HIDDEN, TILE_ROWS = 7, 32, 64
+LAYERS, HIDDEN, TILE_ROWS = 6, 32, 64
 NODES = 2000
 KEPT_BYTES = NODES * HIDDEN * 4
 
@@ -56,7 +56,7 @@ def computed_again(plan: Plan) -> set[str]:
 
 
 SCARCE = {"gpu_budget": "900K", "host_budget": 3 * KEPT_BYTES // 2, "block_rows": TILE_ROWS}
-"""Memory for some of the six matrices that are kept of seven layers."""
+"""Memory for some of the five matrices that are kept of six layers."""
 
 
 def test_with_a_slow_disk_most_is_computed_again(
