@@ -228,38 +228,6 @@ class Ticket(Event):
         self._gate.release()
 
 
-@dataclass(eq=False, slots=True)
-class Piece:
-    """One request: ``memory`` to or from ``offset`` of the span's file. ``address`` is where the memory lies."""
-
-    span: Span
-    offset: int
-    memory: memoryview
-    address: int
-    writing: bool
-    ticket: Ticket
-
-    def fail(self, reason: str, *, at: int | None = None, parts: int = 1) -> None:
-        """End the piece, and others of its call, with the one line that names matrix, file and offset."""
-        verb = "writing" if self.writing else "reading"
-        at = self.offset if at is None else at
-        line = f"{self.span.label}: {verb} {self.span.file.path} at byte {at} failed: {reason}"
-        self.ticket.part_done(SpillError(line), parts=parts)
-
-    def fail_short(self, done: int) -> None:
-        """End a piece of which nothing moves after ``done`` bytes: the file ends there, or takes no more."""
-        at, missing = self.offset + done, len(self.memory) - done
-        if self.writing:
-            self.fail("nothing more is accepted", at=at)
-        else:
-            line = f"{self.span.label}: {self.span.file.path} ends at byte {at}, {missing} bytes are missing"
-            self.ticket.part_done(SpillError(line))
-
-    def rest(self, done: int) -> "Piece":
-        """What is left after ``done`` bytes; takes this piece's place with its ticket."""
-        return Piece(self.span, self.offset + done, self.memory[done:], self.address + done, self.writing, self.ticket)
-
-
 class Engine(ABC):
     """Reads and writes byte ranges in the background. ``name`` says which one it is, ``counters`` what it moved.
     ``watch`` is told what is read, or written (True), on the thread that asked for it."""
@@ -279,24 +247,3 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Finish what is under way and end the threads; what had not begun fails. May be called twice."""
-
-
-def join_adjacent(spans: Sequence[Span]) -> tuple[list[Span], list[int]]:
-    """``spans`` with neighbours in the same open file made one: few large requests instead of many small ones.
-
-    With them where each starts when they are laid one behind the other, and where the last one ends.
-    """
-    joined: list[Span] = []
-    starts: list[int] = []
-    at, end = 0, -1
-    for span in spans:
-        if span.offset == end and span.file is joined[-1].file and span.label == joined[-1].label:
-            last = joined[-1]
-            joined[-1] = Span(last.file, last.offset, last.nbytes + span.nbytes, last.label)
-        else:
-            joined.append(span)
-            starts.append(at)
-        at += span.nbytes
-        end = span.offset + span.nbytes
-    starts.append(at)
-    return joined, starts

@@ -68,7 +68,7 @@ class ThreadEngine(Engine):
         parts = len(misfit) + sum([batch.left for batch in batches])
         call.ticket = Ticket(self.counters, parts, call.spans[0] if call.spans else None)
         if misfit:
-            (self._bulk if bulk else self._near).submit([call.piece(*part) for part in misfit])
+            (self._bulk if bulk else self._near).submit(call, misfit)
         if self._queued is not None and batches:
             self._queued.submit(batches, bulk=bulk)
         return call.ticket

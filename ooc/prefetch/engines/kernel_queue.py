@@ -23,7 +23,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable
 
-from ooc.prefetch.engine import READ_ONLY, ChunkFile, Counters, OpenFile, Piece, Ticket, open_direct
+from ooc.prefetch.engine import READ_ONLY, ChunkFile, Counters, OpenFile, Ticket, open_direct
 from ooc.prefetch.engines.plain import CLOSED, Call, Lane, cut
 
 _READ, _WRITE = 0, 1
@@ -123,26 +123,25 @@ class Batch:
 
     def divert(self, index: int, plain: Lane, *, done: int = 0) -> None:
         """Leave one of them, after ``done`` bytes, to the plain way."""
-        piece = self._piece(index)
-        plain.submit([piece.rest(done) if done else piece])
+        plain.submit(self._call, [(self._start(index) + done, self.wanted[index][1] - done)])
 
     def fail_waiting(self, reason: str) -> None:
         """End what the kernel has not had."""
         waiting = self.waiting
         if waiting:
-            self._piece(self.sent).fail(reason, parts=waiting)
+            self._call.fail(reason, self._start(self.sent), parts=waiting)
             self.sent += waiting
             self.gone(waiting)
 
     def fail(self, reason: str) -> None:
         """End all that have not ended."""
         if self.left:
-            self._piece(0).fail(reason, parts=self.left)
+            self._call.fail(reason, self._start(0), parts=self.left)
             self.gone(self.left)
 
-    def _piece(self, index: int) -> Piece:
-        address, nbytes, _ = self.wanted[index]
-        return self._call.piece(address - self._call.address, nbytes)
+    def _start(self, index: int) -> int:
+        """Where one of them starts in the call's memory."""
+        return self.wanted[index][0] - self._call.address
 
 
 class KernelQueue:

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from errno import EINVAL
 from functools import partial
+from itertools import accumulate
 from typing import cast
 
+from ooc.errors import SpillError
 from ooc.prefetch.arena import Bytes
-from ooc.prefetch.engine import PAGE_BYTES, Counters, Piece, Span, Ticket, join_adjacent
+from ooc.prefetch.engine import PAGE_BYTES, Counters, Span, Ticket
 
 CLOSED = "the engine is closed"
 _PLACE = ctypes.c_char * 0
@@ -33,10 +35,10 @@ class SystemCalls:
 
 
 class Call:
-    """What one call asks for: ``spans`` that are no neighbours, each from or to where it ``starts`` in the memory.
+    """What one call asks for: ``spans``, each from or to where it ``starts`` in the memory.
 
-    It is moved in parts, which are known by where they start in the memory and how long they are; ``ticket`` is that of
-    all of them, once they have been counted.
+    It is moved in parts, which are known by where they start in the memory and how long they are, none of more than one
+    span; ``ticket`` is that of all of them, once they have been counted.
     """
 
     __slots__ = ("address", "memory", "spans", "starts", "ticket", "writing")
@@ -46,16 +48,29 @@ class Call:
     def __init__(self, spans: Sequence[Span], memory: Bytes, *, writing: bool) -> None:
         self.memory, self.address = _operand(memory)
         self.writing = writing
-        self.spans, self.starts = join_adjacent(spans)
+        self.spans, self.starts = spans, [*accumulate((span.nbytes for span in spans), initial=0)]
         assert self.starts[-1] <= memory.nbytes
 
-    def piece(self, start: int, nbytes: int) -> Piece:
-        """One of the parts, to be moved by itself."""
+    def place(self, start: int) -> tuple[Span, int]:
+        """The span that has what is at ``start`` in the memory, and where in its file."""
         number = bisect_right(self.starts, start, hi=len(self.spans)) - 1
         span = self.spans[number]
-        memory = self.memory[start : start + nbytes]
-        offset = span.offset + start - self.starts[number]
-        return Piece(span, offset, memory, self.address + start, self.writing, self.ticket)
+        return span, span.offset + start - self.starts[number]
+
+    def fail(self, reason: str, start: int, *, parts: int = 1) -> None:
+        """End a part, or several, with the one line that names matrix, file and offset of what is at ``start``."""
+        (span, offset), verb = self.place(start), "writing" if self.writing else "reading"
+        line = f"{span.label}: {verb} {span.file.path} at byte {offset} failed: {reason}"
+        self.ticket.part_done(SpillError(line), parts=parts)
+
+    def fail_short(self, start: int, missing: int) -> None:
+        """End a part of which nothing moves from ``start`` on: the file ends there, or takes no more."""
+        span, offset = self.place(start)
+        if self.writing:
+            self.fail("nothing more is accepted", start)
+        else:
+            line = f"{span.label}: {span.file.path} ends at byte {offset}, {missing} bytes are missing"
+            self.ticket.part_done(SpillError(line))
 
 
 def cut(start: int, nbytes: int, piece_bytes: int) -> list[tuple[int, int]]:
@@ -78,41 +93,46 @@ def _operand(memory: Bytes) -> tuple[memoryview, int]:
 
 
 class Lane:
-    """Threads that move one piece at a time each, in the order they were given. Threads start with the first piece."""
+    """Threads that move one part at a time each, in the order they were given. Threads start with the first."""
 
     def __init__(self, *, threads: int, name: str, calls: SystemCalls, direct: bool, counters: Counters) -> None:
         self._counters = counters
         self._move = partial(move, calls=calls, direct=direct, counters=counters)
         self._threads = ThreadPoolExecutor(threads, name)
 
-    def submit(self, pieces: Sequence[Piece]) -> None:
-        """Move ``pieces`` soon; after ``close`` they fail at once."""
-        for piece in pieces:
+    def submit(self, call: Call, parts: Sequence[tuple[int, int]]) -> None:
+        """Move these ``parts`` of a call soon; after ``close`` they fail at once."""
+        for start, nbytes in parts:
             try:
-                self._threads.submit(self._move, piece).add_done_callback(partial(_fail_cancelled, piece))
+                moved = self._threads.submit(self._move, call, start, nbytes)
+                moved.add_done_callback(partial(_fail_cancelled, call, start))
             except RuntimeError:  # what a pool that is shut down raises
-                piece.fail(CLOSED)
+                call.fail(CLOSED, start)
 
     def close(self) -> None:
         """Fail what has not begun, finish what has, end the threads; those that a disk does not answer are left."""
         self._threads.shutdown(wait=not self._counters.unanswered, cancel_futures=True)
 
 
-def _fail_cancelled(piece: Piece, moved: Future[None]) -> None:
+def _fail_cancelled(call: Call, start: int, moved: Future[None]) -> None:
     if moved.cancelled():
-        piece.fail(CLOSED)
+        call.fail(CLOSED, start)
 
 
-def move(piece: Piece, *, calls: SystemCalls, direct: bool, counters: Counters) -> None:
-    """Do one piece to its end on this thread and tell its ticket, whatever happens."""
-    done = 0
+def move(call: Call, start: int, nbytes: int, *, calls: SystemCalls, direct: bool, counters: Counters) -> None:
+    """Do one part to its end on this thread and tell its ticket, whatever happens. With O_DIRECT as far as whole pages
+    go, the rest without."""
+    at, stop, (span, offset) = start, start + nbytes, call.place(start)
+    beyond = offset - start
     try:
-        with piece.span.opened() as file:
-            while done < len(piece.memory):
-                descriptor, nbytes = _part(piece, done, file.direct if direct else -1, file.buffered)
-                part, offset = piece.memory[done : done + nbytes], piece.offset + done
+        with span.opened() as file:
+            while at < stop:
+                whole, descriptor = (stop - at) & -PAGE_BYTES, file.buffered
+                if direct and file.direct >= 0 and whole and not (beyond + at | call.address + at) % PAGE_BYTES:
+                    descriptor = file.direct
+                part = call.memory[at : stop if descriptor == file.buffered else at + whole]
                 try:
-                    count = (calls.write_at if piece.writing else calls.read_at)(descriptor, part, offset)
+                    count = (calls.write_at if call.writing else calls.read_at)(descriptor, part, beyond + at)
                 except InterruptedError:
                     continue
                 except OSError as error:
@@ -121,25 +141,15 @@ def move(piece: Piece, *, calls: SystemCalls, direct: bool, counters: Counters) 
                         continue
                     raise
                 if count <= 0:
-                    piece.fail_short(done)
+                    call.fail_short(at, stop - at)
                     return
-                done += count
+                at += count
     except OSError as error:
-        piece.fail(error.strerror or str(error), at=piece.offset + done)
+        call.fail(error.strerror or str(error), at)
         return
     except Exception as error:
         # Nobody else will tell the ticket's holder, who would wait for ever.
-        piece.fail(f"{type(error).__name__}: {error}", at=piece.offset + done)
+        call.fail(f"{type(error).__name__}: {error}", at)
         return
-    counters.add(**{"write_bytes" if piece.writing else "read_bytes": len(piece.memory)})
-    piece.ticket.part_done()
-
-
-def _part(piece: Piece, done: int, direct: int, buffered: int) -> tuple[int, int]:
-    """Descriptor and length of the next call: with O_DIRECT as far as whole pages go, the rest without."""
-    left = len(piece.memory) - done
-    whole = left // PAGE_BYTES * PAGE_BYTES
-    aligned = (piece.offset + done) % PAGE_BYTES == 0 and (piece.address + done) % PAGE_BYTES == 0
-    if direct < 0 or not aligned or not whole:
-        return buffered, left
-    return direct, whole
+    counters.add(**{"write_bytes" if call.writing else "read_bytes": nbytes})
+    call.ticket.part_done()
