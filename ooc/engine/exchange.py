@@ -288,11 +288,14 @@ class Exchange:
         by_rank = [sum(map(len, shares)) for shares in zip(*self._shares.values(), strict=True)]
         return [rows / sum(by_rank) for rows in by_rank]
 
-    def rows(self, matrix_NC: Tensor, space: str) -> None:
-        """Of a matrix of no program, of which every process has its own rows, have those of all."""
-        before = self.received_bytes
-        self.wait(self.begin(matrix_NC, space))
-        self.received_bytes = before
+    def have_all(self, values: Tensor, space: str, offsets: npt.NDArray[np.signedinteger] | None = None) -> None:
+        """Of values of no program that go with rows, of which every process has those of its own, have those of all;
+        of several of a row those of each begin at ``offsets`` [N + 1]."""
+        bounds = [(share.start, share.stop) for share in self._shares[space]]
+        if offsets is not None:
+            bounds = [(int(offsets[start]), int(offsets[stop])) for start, stop in bounds]
+        with self._waiting():
+            self.ranks.broadcast_parts([values[start:stop].view(torch.uint8) for start, stop in bounds])
 
     def begin(
         self, matrix_NC: Tensor, space: str, direction: EdgesKey | None = None, part: range = range(1)
@@ -353,13 +356,6 @@ class Exchange:
         self._beside.broadcast_parts(rows)
         self.received_bytes += sum(some.nbytes for some in rows) - rows[self.ranks.rank].nbytes
         return None
-
-    def stretches(self, values_E: Tensor, offsets: npt.NDArray[np.signedinteger], space: str) -> None:
-        """The same of stretches of values that go with rows, where those of each row begin at ``offsets`` [N + 1]."""
-        for rank, share in enumerate(self._shares[space]):
-            values = values_E[int(offsets[share.start]) : int(offsets[share.stop])]
-            if values.numel():
-                self.ranks.broadcast(values.view(torch.uint8), rank)
 
     def _some_rows(self, matrix_NC: Tensor, halo: Halo, parts: Sequence[range]) -> None:
         """By lists, of every process those in its one of ``parts``, so many at a time that they take

@@ -26,7 +26,7 @@ from ooc.engine.pull_run import (
 from ooc.engine.record import PassRecord
 from ooc.engine.recording import EpochRecorder
 from ooc.engine.runtime import Runtime
-from ooc.engine.shuffle import BucketsRows, RowsReader, RowsWriter
+from ooc.engine.shuffle import RowsReader, RowsWriter
 from ooc.errors import BudgetError
 from ooc.kernels.edges import TileEdges, highest_row
 from ooc.plan.layout.grid import Grid
@@ -429,12 +429,12 @@ class ShufflePassRun(PassRun):
         for start in range(step.start, step.stop, height):
             yield start, min(step.stop, start + height)
 
-    def compute(self, task: tuple[int, int]) -> tuple[int, Tensor, list[BucketsRows]]:
+    def compute(self, task: tuple[int, int]) -> tuple[int, Tensor, list[tuple[int, Tensor]]]:
         """The source's rows of a tile from its first on, and which of them each bucket gets."""
         edges = self.edges.take(*task)
         return task[0], self.source.tile(*task), rows_by_bucket(self.file.plan, edges)
 
-    def reduce(self, result: tuple[int, Tensor, list[BucketsRows]]) -> None:
+    def reduce(self, result: tuple[int, Tensor, list[tuple[int, Tensor]]]) -> None:
         self.writer.add(*result)
 
     def finish(self) -> None:
@@ -449,7 +449,7 @@ def put_rows(rows_RC: Tensor, start: int, grid: Grid, blocks: Mapping[int, Tenso
         blocks[block][part.start : part.stop].copy_(rows_RC[first + part.start : first + part.stop])
 
 
-def rows_by_bucket(plan: BucketedRows, edges: TileEdges) -> list[BucketsRows]:
+def rows_by_bucket(plan: BucketedRows, edges: TileEdges) -> list[tuple[int, Tensor]]:
     """Which rows of a tile each bucket gets, ``edges`` being those out of them: the rows that some target of the bucket
     gathers, and those that are targets in it themselves, if targets are of the same type."""
     targets_E = edges.indices_E.long()
@@ -462,4 +462,4 @@ def rows_by_bucket(plan: BucketedRows, edges: TileEdges) -> list[BucketsRows]:
     places = torch.unique(targets[is_target] // plan.bucket_rows * edges.rows + rows[is_target])  # by bucket, then row
     buckets, counts = torch.unique_consecutive(places // edges.rows, return_counts=True)
     parts = (places % edges.rows).split(counts.tolist())
-    return [BucketsRows(bucket, part) for bucket, part in zip(buckets.tolist(), parts, strict=True)]
+    return [*zip(buckets.tolist(), parts, strict=True)]

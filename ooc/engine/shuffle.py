@@ -9,7 +9,6 @@ Shapes: R rows of a tile, n rows of it that a bucket gets, S rows that a tile ad
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Generic, TypeVar
 
@@ -244,39 +243,31 @@ class SummedRows:
 # ---- rows by the buckets that gather them ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class BucketsRows:
-    """Rows of a tile that a bucket gets, counted from the tile's first, ascending."""
-
-    bucket: int
-    rows_n: Tensor
-
-
 class RowsWriter(_Writer[BucketedRows]):
     """Takes rows, tile after tile, and appends them to the parts of those who gather them. StoreError where a bucket
     gets more of them than have been counted, or fewer where the count is exact."""
 
-    def add(self, start: int, values_RC: Tensor, found: list[BucketsRows]) -> None:
-        """Rows ``start``… of the source."""
+    def add(self, start: int, values_RC: Tensor, found: list[tuple[int, Tensor]]) -> None:
+        """Rows ``start``… of the source; those that a bucket gets, counted from there, ascending."""
         first = many = 0
-        for number, one in enumerate(found):
-            if many + len(one.rows_n) > len(values_RC):
+        for number, (_, rows_n) in enumerate(found):
+            if many + len(rows_n) > len(values_RC):
                 self._add(start, values_RC, found[first:number])
                 first, many = number, 0
-            many += len(one.rows_n)
+            many += len(rows_n)
         if many:
             self._add(start, values_RC, found[first:])
 
-    def _add(self, start: int, values_RC: Tensor, found: list[BucketsRows]) -> None:
+    def _add(self, start: int, values_RC: Tensor, found: list[tuple[int, Tensor]]) -> None:
         """The same, no more rows than the source's at once: so much is copied."""
-        rows_n = torch.cat([one.rows_n for one in found])
+        rows_n = torch.cat([rows for _, rows in found])
         memory = torch.empty(len(rows_n) * self._plan.entry_bytes, dtype=torch.uint8)
         numbers, values = self._file.entries(memory)
         numbers.copy_(rows_n + start)
         values.copy_(values_RC.index_select(0, rows_n))
         entries = memory.numpy()
-        for one in found:
-            bucket, nbytes = one.bucket, len(one.rows_n) * self._plan.entry_bytes
+        for bucket, rows in found:
+            nbytes = len(rows) * self._plan.entry_bytes
             if self._file.written[bucket] + nbytes > self._wanted(bucket):
                 raise _unlike()
             part, entries = entries[:nbytes], entries[nbytes:]

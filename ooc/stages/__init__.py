@@ -8,13 +8,12 @@ tiles), places (where they compute rows), builder (the programs), panels (the or
 """
 
 from ooc.stages.builder import StageBuilder
-from ooc.stages.context import Contribution, Inputs, Kernel, RowStep, Sink, Step, Tensors, Tile, nowhere
+from ooc.stages.context import Inputs, Kernel, RowStep, Sink, Step, Tensors, Tile, nowhere
 from ooc.stages.names import embedding_name
 from ooc.stages.panels import TELLING_BYTES, PanelSums, panel_rows
 
 __all__ = [
     "TELLING_BYTES",
-    "Contribution",
     "Inputs",
     "Kernel",
     "PanelSums",

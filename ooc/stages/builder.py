@@ -108,7 +108,7 @@ class StageBuilder(StageContext):
         if self.embedding is not None:
             self.embedding.diverged |= tile.diverged
             self.embedding.squares += tile.squares
-        self.objective.reduce(tile.contribution)
+        self.objective.reduce(tile)
 
     # ---- the programs -------------------------------------------------------------------------------
 

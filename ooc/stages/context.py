@@ -68,15 +68,6 @@ class RowStep:
         return gradient_RD if self.clip_norm is None else gradient_RD * self.scale(network)
 
 
-@dataclass(slots=True)
-class Contribution:
-    """What one tile adds to the loss, and to the scores by split, counted as the objective does."""
-
-    loss: Tensor | float = 0.0
-    """float64; where it was computed, so that nobody waits for it."""
-    scores: dict[str, Any] = field(default_factory=dict)
-
-
 class Inputs(dict[K, Any]):
     """A tile's rows by matrix: those at hand, and those that ``load`` takes from where they lie, or copies together,
     each time that they are asked for."""
@@ -110,7 +101,10 @@ class Tile:
     inputs: dict[str, Any]
     factors: dict[tuple[AnyScaling, int], Tensor | None] = field(default_factory=dict)
     gradients: list[tuple[Summed, Tensor]] = field(default_factory=list)
-    contribution: Contribution = field(default_factory=Contribution)
+    loss: Tensor | float = 0.0
+    """What it adds to that, float64; where it was computed, so that nobody waits for it."""
+    scores: dict[str, Any] = field(default_factory=dict)
+    """What it adds to those by split, counted as the objective does."""
     moments: list[tuple[Moments, Any]] = field(default_factory=list)
     """Each with its ``TileMoments`` or ``TileTotals``."""
     moment_gradients: list[tuple[Any, ...]] = field(default_factory=list)
@@ -161,7 +155,7 @@ class LossAndScores(Protocol):
 
     def score(self, tile: Tile, outputs_RC: Tensor) -> None: ...
 
-    def reduce(self, contribution: Contribution) -> None: ...
+    def reduce(self, tile: Tile) -> None: ...
 
 
 @dataclass(kw_only=True, eq=False)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ooc.model.lowering.network import Network, values_of
 from ooc.model.lowering.projection import Projection
 from ooc.model.lowering.values import Moments, Summed
-from ooc.stages.context import Contribution, Tile
+from ooc.stages.context import Tile
 
 PANELS = 32
 """At most."""
@@ -79,9 +79,14 @@ class PanelSums:
         before.start, before.stop = min(before.start, tile.start), max(before.stop, tile.stop)
         before.diverged |= tile.diverged
         before.squares += tile.squares
+        before.loss = before.loss + tile.loss
         _add_gradients(before.gradients, tile.gradients)
         tile.gradients.clear()
-        _add_contribution(before.contribution, tile.contribution)
+        for split, tally in tile.scores.items():
+            if split in before.scores:
+                before.scores[split].add(tally)
+            else:
+                before.scores[split] = tally
         _add_moments(before, tile)
 
     def end_pass(self, *, reverse: bool) -> None:
@@ -113,7 +118,7 @@ class PanelSums:
         if self._gather is None:
             self._add(panel)
             return
-        of_rows = panel.squares, panel.diverged, panel.contribution != Contribution()
+        of_rows = panel.squares, panel.diverged, panel.loss, panel.scores
         if panel.gradients or panel.moments or panel.moment_gradients or any(of_rows):
             self._found.append(panel)
 
@@ -159,12 +164,3 @@ def _add_moments(panel: Tile, tile: Tile) -> None:
             more = [total.double() + part.double() for total, part in zip(before, more, strict=True)]
         gradients[id(one)] = one, more
     panel.moment_gradients = [(one, *found) for one, found in gradients.values()]
-
-
-def _add_contribution(total: Contribution, found: Contribution) -> None:
-    total.loss = total.loss + found.loss
-    for split, tally in found.scores.items():
-        if split in total.scores:
-            total.scores[split].add(tally)
-        else:
-            total.scores[split] = tally

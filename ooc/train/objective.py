@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ooc.engine.exchange import Exchange
 from ooc.model.task import Targets
-from ooc.stages import Contribution, Tile
+from ooc.stages import Tile
 from ooc.storage.store import SPLITS, Store
 from ooc.train.loss import Loss
 from ooc.train.metrics import Metric, Scorer
@@ -90,14 +90,14 @@ class Objective:
         if self._loss.of_tile is not None and outputs_RC.device.type == "cpu":
             found = self._loss.of_tile(outputs_RC, tile.inputs["y"][:, 0], tile.inputs["split/train"][:, 0])
             if found is not None:
-                tile.contribution.loss, gradient_RC = found
+                tile.loss, gradient_RC = found
                 return gradient_RC
         rows = self.rows_of("train", tile.start, tile.inputs["split/train"][:, 0])
         gradient_RC = torch.zeros_like(outputs_RC)
         if rows.numel():
             labels = self._targets.of("train", tile.inputs["y"], rows, outputs=outputs_RC)
             total, gradient_rC = self._loss.gradient(outputs_RC[rows], labels)
-            tile.contribution.loss = total.double()
+            tile.loss = total.double()
             gradient_RC[rows] = gradient_rC / self._loss.divisor
         return gradient_RC
 
@@ -109,12 +109,12 @@ class Objective:
                 labels = self._targets.of(split, tile.inputs["y"], rows, outputs=outputs_RC)
                 tally = self.scorer.of_rows(tile.start + rows, outputs_RC[rows], labels)
                 if tally is not None:
-                    tile.contribution.scores[split] = tally
+                    tile.scores[split] = tally
 
-    def reduce(self, contribution: Contribution) -> None:
+    def reduce(self, tile: Tile) -> None:
         """Add what a tile came to."""
-        self._loss_sum = self._loss_sum + contribution.loss
-        for split, tally in contribution.scores.items():
+        self._loss_sum = self._loss_sum + tile.loss
+        for split, tally in tile.scores.items():
             self.scorer.add(split, tally)
 
     def mean_loss(self) -> float:
@@ -130,7 +130,7 @@ class Objective:
         """
         self._targets.refuse_damaged()
         if exchange is not None and self.scorer.outputs is not None:
-            exchange.rows(torch.from_numpy(self.scorer.outputs), self._space)
+            exchange.have_all(torch.from_numpy(self.scorer.outputs), self._space)
         return self.scorer.scores()
 
 

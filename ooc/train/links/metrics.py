@@ -188,7 +188,7 @@ class LinkScorer:
 
     def gather(self, exchange: Exchange) -> None:
         """Have the scores of links whose heads are other processes' rows."""
-        exchange.stretches(torch.from_numpy(self._scores), self._offsets, self._space)
+        exchange.have_all(torch.from_numpy(self._scores), self._space, self._offsets)
 
     def given(self, split: str, numbers: Ints) -> Scores:
         """The scores of a split's links themselves, by their numbers."""

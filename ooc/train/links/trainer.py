@@ -29,7 +29,7 @@ from ooc.model.layers.decoders import LinkPredictor, takes_kinds
 from ooc.model.lowering.network import dtype_of
 from ooc.plan.workload import Direction
 from ooc.sizes import check_whole
-from ooc.stages import Contribution, Tile
+from ooc.stages import Tile
 from ooc.storage.store import SPLITS, Store
 from ooc.train.embedding import LearntRows
 from ooc.train.job import Job
@@ -134,16 +134,16 @@ class LinkObjective(Objective):
     def gradient(self, tile: Tile, outputs_RC: Tensor) -> Tensor:
         rows, columns = outputs_RC.shape
         shares = [1 / self.divisor, 1 / self.nodes][:columns]
-        tile.contribution.loss = outputs_RC[:, :1].double().sum()
+        tile.loss = outputs_RC[:, :1].double().sum()
         if columns > 1:  # what the encoder adds to the loss for every row
-            tile.contribution.loss += outputs_RC[:, 1].double().sum() * (self.divisor / self.nodes)
+            tile.loss += outputs_RC[:, 1].double().sum() * (self.divisor / self.nodes)
         return outputs_RC.new_tensor(shares).repeat(rows, 1)
 
     def score(self, tile: Tile, outputs_RC: Tensor) -> None:
         """They are in place already."""
 
-    def reduce(self, contribution: Contribution) -> None:
-        self._sum = self._sum + contribution.loss
+    def reduce(self, tile: Tile) -> None:
+        self._sum = self._sum + tile.loss
 
     def mean_loss(self) -> float:
         return float(self._sum) / self.divisor
