@@ -39,7 +39,7 @@ from ooc.train.job import Job, edge_counts
 from ooc.train.objective import no_objective
 from ooc.train.resources import Resources
 from ooc.train.rows_file import AnyArray, Ids, RowsFile
-from ooc.train.setup import Saving, check_types, lower_model, whole_tiles
+from ooc.train.setup import Saving, check_types, lower_model, setting_of, whole_tiles
 
 _SEARCH_BYTES_PER_NODE = 3
 _SEARCH_BYTES_PER_WANTED = 40
@@ -221,19 +221,9 @@ class Prediction(Predictions):
             if self._what is not What.EMBEDDINGS:
                 raise OptionError(f"a model of links has embeddings of nodes, no {what}; predict embeddings")
             model = model.encoder
-        lowered = partial(
-            lower_model,
-            model,
-            store,
-            resources,
-            input_dropout=0.0,
-            ignore_edge_data=ignore_edge_data,
-            learnt=learnt,
-            of_classes=False,
-            outputs_of=(self._type,) if of_encoder else (),
-            dtype=dtype,
-            trains=False,
-        )
+        ends = (self._type,) if of_encoder else ()
+        setting = setting_of(store, dtype, ignore_edge_data=ignore_edge_data, learnt=learnt, outputs_of=ends)
+        lowered = partial(lower_model, model, store, resources, setting, of_classes=False, trains=False)
         resources, network, _ = lowered(savings=(Saving.FIRST_AGGREGATION,))
         once, output = network.aggregated_once, network.evaluation
         is_missing = any(find_aggregation(store, one, network.dtype) is None for one in once)

@@ -112,19 +112,19 @@ def prepare(
     if learnt is not None:
         _check_embedding(resources, averaging)
     check_types(store, resources)
-    resources, network, active = lower_model(
-        model,
+    takes_all = objective is not None or takes_results(loss)
+    setting = setting_of(
         store,
-        resources,
-        input_dropout=input_dropout,
-        savings=savings,
+        dtype_of(model),
         ignore_edge_data=ignore_edge_data,
-        compute_dtype=compute_dtype,
         learnt=learnt,
-        of_classes=objective is None and not takes_results(loss),
+        input_dropout=input_dropout,
+        product=_products(compute_dtype),
         outputs_of=outputs_of,
-        results=Results.ALL if objective is not None or takes_results(loss) else Results.FIRST,
-        trains=not scoring_only,
+        results=Results.ALL if takes_all else Results.FIRST,
+    )
+    resources, network, active = lower_model(
+        model, store, resources, setting, savings=savings, of_classes=not takes_all, trains=not scoring_only
     )
     if learnt is not None:
         learnt.keep(network.learnt)
@@ -182,40 +182,49 @@ def _third_number_bytes(network: Network, options: Sequence[Mapping[str, Any]]) 
     return sum(parameter.numel() for parameter in network.parameters) * network.dtype.itemsize
 
 
-def size_lazy_parameters(model: nn.Module, store: Store, *, ignore_edge_data: str, learnt: LearntRows | None) -> None:
+def size_lazy_parameters(model: nn.Module, setting: Setting) -> None:
     """Give lazily sized parameters of ``model``, as ``SAGEConv((-1, -1), 64)`` has them, their sizes, by the widths of
-    what the store has and of an embedding, ``learnt``. ModelError where that cannot be."""
+    what it is given. ModelError where that cannot be."""
     if not any(map(is_lazy, model.parameters())):
         return
     from ooc.model.layers.decoders import LinkPredictor
     from ooc.model.lowering.tracing import initialize  # both import PyG
 
-    setting = _setting_of(store, ignore_edge_data, learnt, dtype=dtype_of(model))
     if setting.in_columns:  # else there is nothing to train on, which is told by others
         initialize(model.encoder if isinstance(model, LinkPredictor) else model, setting)
 
 
-def _setting_of(
+def setting_of(
     store: Store,
-    ignore_edge_data: str,
-    learnt: LearntRows | None,
+    dtype: torch.dtype,
     *,
+    ignore_edge_data: str = "none",
+    learnt: LearntRows | None = None,
     in_batches: bool = False,
     **options: Any,
 ) -> Setting:
-    """What a model on the store is made for, as far as the store tells, and ``options``."""
+    """What a model on the store is made for, as far as the store tells, and ``options``.
+
+    ``dtype``: what it computes in. ``ignore_edge_data``: which of the edges' weights and features are left out
+    (``IGNORABLE``). ``learnt``: the embedding that is trained along. ``in_batches``: it is run on edges without a
+    matrix that weights are taken out of.
+    """
+    x = store.sparse_features
     return Setting(
         num_nodes=store.num_nodes,
         num_edges=store.num_edges,
         num_features=store.num_features,
         edge_data=edge_data_used(store, ignore_edge_data),
         num_edge_features=store.num_edge_features,
-        weights_name=weights_name(store),
+        weights_name=str(store.source.get("weights", "edge_weight")),
         adj_t=frozenset(store.source.get("adj_t", ())) - ({"weights"} if in_batches else set()),
         left_out=not_given(store),
         inputs=inputs_of(store),
         embedding_columns={} if learnt is None else learnt.widths,
+        feature_entries_per_row=None if x is None else x.entries / store.num_nodes,
+        most_edges=cache(lambda relation: inf if "statistics" in store.source else most_edges(store, relation)),
         types=store.types,
+        dtype=dtype,
         **options,
     )
 
@@ -224,33 +233,21 @@ def lower_model(
     model: nn.Module,
     store: Store,
     given: Resources,
+    setting: Setting,
     *,
-    input_dropout: float,
     savings: Collection[Saving],
-    ignore_edge_data: str = "none",
-    compute_dtype: str = "float32",
-    learnt: LearntRows | None = None,
     of_classes: bool = True,
-    results: Results = Results.FIRST,
-    outputs_of: tuple[str, ...] = (),
-    dtype: torch.dtype | None = None,
     trains: bool = True,
-    in_batches: bool = False,
 ) -> tuple[Resources, Network, ActiveRows]:
-    """The network that ``model`` is on the store, what is ``given`` with rows of a tile that suit it, and the rows to
-    compute for it. ModelError for what cannot be.
+    """The network that ``model`` is in a ``setting`` of the store, what is ``given`` with rows of a tile that suit it,
+    and the rows to compute for it. ModelError for what cannot be.
 
-    ``ignore_edge_data``: which of the edges' weights and features are left out (``IGNORABLE``). ``compute_dtype``: what
-    the factors of dense products are rounded to, if it is narrower than the model's own type. ``learnt``: the
-    embedding that is trained along. ``of_classes``: there has to be an output for every class.
-    ``results``: which of several are meant. ``outputs_of``: see ``Setting``. ``dtype``: what a model computes in that
-    has no parameters. ``trains``: it is refused where it has nothing to train. ``in_batches``: it is run on edges
-    without a matrix that weights are taken out of.
+    ``of_classes``: there has to be an output for every class. ``trains``: it is refused where it has nothing to train.
     """
     features = (store.num_features,) if store.types is None else store.types.features.values()
-    if not any(features) and learnt is None:
+    if not any(features) and not setting.embedding_columns:
         raise ModelError(f"the nodes of {store.path} have no features; train an embedding of them, embedding=64")
-    size_lazy_parameters(model, store, ignore_edge_data=ignore_edge_data, learnt=learnt)
+    size_lazy_parameters(model, setting)
 
     def active_rows(hops: int) -> ActiveRows:
         if Saving.ACTIVE_ROWS not in savings:
@@ -262,23 +259,7 @@ def lower_model(
             return store.num_edges / store.num_nodes
         return store.types.edges[scaling.relation] / store.types.nodes[ends_of(scaling)[1]]
 
-    x = store.sparse_features
-    of_a_row = cache(lambda relation: inf if "statistics" in store.source else most_edges(store, relation))
-    setting = _setting_of(
-        store,
-        ignore_edge_data,
-        learnt,
-        aggregate_once=Saving.FIRST_AGGREGATION in savings,
-        input_dropout=input_dropout,
-        product=_products(compute_dtype),
-        feature_entries_per_row=None if x is None else x.entries / store.num_nodes,
-        on_cpu=not given.on_device,
-        most_edges=of_a_row,
-        dtype=dtype or dtype_of(model),
-        outputs_of=outputs_of,
-        results=results,
-        in_batches=in_batches,
-    )
+    setting = replace(setting, aggregate_once=Saving.FIRST_AGGREGATION in savings, on_cpu=not given.on_device)
     classes = store.num_classes if of_classes and store.task is Task.CLASSES else 0
     widest = max(setting.embedding_columns.values(), default=0)
     asked: dict[str, Any] = {"num_classes": classes, "active": active_rows, "edges_per_row": edges_per_row}
@@ -327,11 +308,6 @@ def edge_data_used(store: Store, ignore: str) -> frozenset[EdgeData]:
     if store.types is not None:
         carried[EdgeData.FEATURES] = bool(store.types.edge_features)
     return frozenset(data for data in EdgeData if carried[data] and ignore not in ("all", data.value))
-
-
-def weights_name(store: Store) -> str:
-    """What the data that the store was made of calls edges' weights."""
-    return str(store.source.get("weights", "edge_weight"))
 
 
 def inputs_of(store: Store, takes: Collection[str] | None = None, kind: str = "inputs") -> Inputs:

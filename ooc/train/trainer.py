@@ -51,7 +51,7 @@ from ooc.train.resources import Resources, spill_folder
 from ooc.train.runs.run import EMBEDDING, OPTIMIZER, TIMELINE, RunFolder, holds_run
 from ooc.train.runs.state import TrainingState
 from ooc.train.schedule import Averaging, Scheduler, Schedules
-from ooc.train.setup import Saving, Tuning, check_model, check_optimizer, prepare, size_lazy_parameters
+from ooc.train.setup import Saving, Tuning, check_model, check_optimizer, prepare, setting_of, size_lazy_parameters
 from ooc.train.sharing import SharedJob
 
 if TYPE_CHECKING:
@@ -670,7 +670,8 @@ class Trainer:
 
     def _size_lazy_parameters(self, ignore_edge_data: str) -> None:
         """Before an optimizer asks for them."""
-        size_lazy_parameters(self.model, self.store, ignore_edge_data=ignore_edge_data, learnt=self._learnt)
+        given: dict[str, Any] = {"ignore_edge_data": ignore_edge_data, "learnt": self._learnt}
+        size_lazy_parameters(self.model, setting_of(self.store, dtype_of(self.model), **given))
 
     def _particulars(self) -> dict[str, Any]:
         """What this kind of training is given beside what all are, by its arguments' names."""

@@ -17,14 +17,14 @@ from ooc.cli.arguments.settings import TrainSettings
 from ooc.cli.train import command
 from ooc.model.lowering import model_shape
 from ooc.model.lowering.model_shape import ModelShape, Shape
-from ooc.model.lowering.network import values_of
+from ooc.model.lowering.network import dtype_of, values_of
 from ooc.model.lowering.values import Aggregate, Dropout, Sum, Value
 from ooc.plan import UNMEASURED, Limits
 from ooc.plan.graphs import GraphStatistics
 from ooc.train.job import store_of_statistics
 from ooc.train.metrics import Metric
 from ooc.train.resources import Resources
-from ooc.train.setup import Saving, lower_model, prepare
+from ooc.train.setup import Saving, lower_model, prepare, setting_of
 from tests.examples import thorough
 
 KINDS: dict[str, tuple[Shape, Any]] = {
@@ -74,9 +74,11 @@ def test_a_shape_is_what_the_trace_of_the_model_comes_to(
     shape, model = pair(kind, layers=layers, hidden=hidden, dropout=dropout)
     shapes = [[tuple(p.shape) for p in one.parameters()] for one in (shape, model)]
     assert shapes[0] == shapes[1]
-    options: dict[str, Any] = {"input_dropout": input_dropout, "savings": savings}
     store, resources = store_of_statistics(GRAPH), Resources.parse("1G", "1G", tile_rows=1024)
-    networks = [lower_model(one, store, resources, **options)[1] for one in (shape, model)]
+    networks = []
+    for one in (shape, model):
+        setting = setting_of(store, dtype_of(model), input_dropout=input_dropout)
+        networks.append(lower_model(one, store, resources, setting, savings=savings)[1])
     mine, traced = networks
     for mode in ("training", "evaluation"):
         found = [

@@ -31,7 +31,7 @@ from ooc.memory import divide_memory
 from ooc.model.graph import load_rows, rows_nbytes
 from ooc.model.layers.layer import in_modes
 from ooc.model.lowering.assembly import Results
-from ooc.model.lowering.network import values_of
+from ooc.model.lowering.network import dtype_of, values_of
 from ooc.model.lowering.tracing import arranged, edge_arguments, takes_data
 from ooc.model.lowering.trimming import Trimmed
 from ooc.model.lowering.values import Aggregate
@@ -53,7 +53,7 @@ from ooc.train.job import Job
 from ooc.train.loss import BY_LABELS, BY_ROWS, Loss, of_results, resolve_loss, takes_results
 from ooc.train.metrics import Scores
 from ooc.train.resources import Resources
-from ooc.train.setup import Saving, edge_data_used, inputs_of, lower_model, not_given, prepare, weights_name
+from ooc.train.setup import Saving, lower_model, prepare, setting_of
 from ooc.train.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class BatchTrainer(Trainer):
     and writes the run.
     """
 
-    _batches: NeighborLoader | GraphLoader
+    loader: NeighborLoader | GraphLoader
     """What gives the batches of an epoch: those that are this process's."""
     _loss: Loss
     _scored_columns: int
@@ -118,7 +118,8 @@ class BatchTrainer(Trainer):
                 f"accumulate={self.ranks.count} or more (the batches of a step, of all processes together)"
             )
         self._statistics = RunningStatistics(model, self.ranks)
-        self._seed, self._listener, self._allowed = seed, resources.listener, resources
+        self._seed, self._listener = seed, resources.listener
+        self.hardware, self.spill_dir = resources.hardware, resources.spill_dir
         self.memory_bytes = resources.limits.memory_bytes // self.ranks.local_count
         self._targets = Targets(self.store)
         if not model.training:
@@ -164,7 +165,7 @@ class BatchTrainer(Trainer):
 
     def _epoch(self, epoch: int) -> EpochRecord:
         """A step for every group of batches, of which the processes compute one after the other in turn."""
-        loader, ranks, group = self._batches, self.ranks, self._a_step
+        loader, ranks, group = self.loader, self.ranks, self._a_step
         loader.epoch, before = epoch, loader.read_bytes
         count, waited, total = len(loader), 0.0, 0.0
         self.model.zero_grad()  # of an epoch that was interrupted, and of what the optimizer does not step
@@ -261,8 +262,7 @@ class BatchTrainer(Trainer):
         """Where not all that a batch's layers save fits: what becomes of it."""
         if self._saving is None:
             return nullcontext()
-        folder, hardware = self._allowed.spill_dir, self._allowed.hardware
-        return Offload(self.batch_model, self._saving, spill_dir=folder, hardware=hardware)
+        return Offload(self.batch_model, self._saving, spill_dir=self.spill_dir, hardware=self.hardware)
 
     def _evaluate(self) -> Scores:
         """Of several processes the first does, and all have to ask."""
@@ -293,7 +293,7 @@ class BatchTrainer(Trainer):
         """What a ``step`` on the meta device takes that is ``given`` these, where so many bytes are ``left`` for it:
         what the layers save is kept if it fits, and planned for otherwise."""
         try:
-            runs = DryRuns(self.batch_model, step, self._allowed.hardware, known=given, within=within)
+            runs = DryRuns(self.batch_model, step, self.hardware, known=given, within=within)
             whole = int(runs.kept_bytes * (_AUTOCAST_SHARE if self._is_rounded else 1))
             # What autocast and torch's loops over sequences (Set2Set, JumpingKnowledge("lstm")) save has other sizes
             # than on the meta device, and so do oneDNN's LSTMs: no plan can be made of it.
@@ -319,7 +319,7 @@ class BatchTrainer(Trainer):
             return 0
 
     def _free_memory(self) -> None:
-        self._batches.close()
+        self.loader.close()
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
@@ -353,6 +353,8 @@ class SampledTrainer(BatchTrainer):
     interrupted, the steps that it has made stay made, but for a run that is gone on with.
     """
 
+    loader: NeighborLoader
+
     def __init__(
         self, model: nn.Module, graph: "Store | str | Path | Data", sampling: Sampling, **options: Any
     ) -> None:
@@ -367,14 +369,15 @@ class SampledTrainer(BatchTrainer):
         model, store, sampling = self.model, self.store, self.sampling
         left_out, loss = self._asked["ignore_edge_data"], self._asked["loss"]
         self._input_dropout = self._asked["input_dropout"]
-        self._carried, self._as_data = edge_data_used(store, left_out), takes_data(model)
-        self._names = edge_arguments(model, self._carried, weights_name(store))
-        self._inputs, self._by_name = inputs_of(store), tuple[str, ...]()
+        results = Results.ALL if takes_results(loss) else Results.FIRST
+        options: dict[str, Any] = {"ignore_edge_data": left_out, "results": results, "in_batches": True}
+        self._setting = setting = setting_of(store, dtype_of(model), **options)
+        self._carried, self._as_data = setting.edge_data, takes_data(model)
+        self._names = edge_arguments(model, self._carried, setting.weights_name)
+        self._inputs, self._by_name = setting.inputs, tuple[str, ...]()
         if not self._as_data:
             self._inputs, self._by_name = arranged(model, self._inputs, self._names.values())
-        results = Results.ALL if takes_results(loss) else Results.FIRST
-        options = {"ignore_edge_data": left_out, "results": results, "in_batches": True}
-        _, network, _ = lower_model(model, store, resources, input_dropout=0.0, savings=(), **options)
+        _, network, _ = lower_model(model, store, resources, setting, savings=())
         if any(isinstance(value, Aggregate) and value.scaling.basic.reversed for value in values_of(network.training)):
             raise ModelError("sums against the edges need out-edges, and a batch has in-edges of its nodes only")
         normalized, self._dtype = [scaling for scaling in network.scalings if scaling.basic.normalized], network.dtype
@@ -392,7 +395,7 @@ class SampledTrainer(BatchTrainer):
         else:
             self._trims = _trims(model, sampling.fanouts, self._carried)
         drawn = store, sampling.fanouts, sampling.batch_size
-        self.loader = self._batches = NeighborLoader(*drawn, input_nodes="train", **loading)
+        self.loader = NeighborLoader(*drawn, input_nodes="train", **loading)
         self._batches_bytes = self.loader.plan.nbytes
         if normalized:
             scalings = load_rows(store, normalized, network.dtype, on_device=False).scalings
@@ -447,7 +450,7 @@ class SampledTrainer(BatchTrainer):
         if self._trims:
             given["num_sampled_nodes_per_hop"] = batch.num_sampled_nodes
             given["num_sampled_edges_per_hop"] = batch.num_sampled_edges
-        data = not_given(self.store) if self._as_data else None
+        data = self._setting.left_out if self._as_data else None
         how: dict[str, Any] = {"inputs": self._inputs, "by_name": self._by_name, "data": data}
         return of_results(called_with(model, x, batch.edge_index, given, **how), every=self._takes_results)
 

@@ -294,6 +294,7 @@ class GraphTrainer(BatchTrainer):
 
     _takes_apart = False
     _scorer: Scorer
+    loader: GraphLoader
 
     def __init__(
         self,
@@ -325,8 +326,7 @@ class GraphTrainer(BatchTrainer):
         model, store, asked = self.model, self.store, self._asked
         if not store.num_graphs:
             raise OptionError(f"{store.path} is one graph; ooc.Trainer trains on it")
-        self._resources, self.spill_dir, self._stepped = resources, resources.spill_dir, [*model.parameters()]
-        self.hardware, self.limits = resources.hardware, resources.limits
+        self._resources, self.limits, self._stepped = resources, resources.limits, [*model.parameters()]
         self._input_dropout, self._ignored = asked["input_dropout"], asked["ignore_edge_data"]
         loading = self._loading(model, resources, asked["seed"])
         self._runs = GraphModel(model, store, **self._bounds.made, ignore_edge_data=self._ignored)
@@ -341,7 +341,7 @@ class GraphTrainer(BatchTrainer):
         self._loss = resolve_loss(asked["loss"], store, columns=columns, dtype=dtype, **shapes)
         self._scorer = make_scorer(store, asked["metric"], rows=store.num_graphs, outputs=outputs, dtype=dtype)
         given = {"input_graphs": "train", "_others": np.arange(store.num_graphs), **loading}
-        self.loader = self._batches = GraphLoader(store, **self._bounds.of_loader(), **given)
+        self.loader = GraphLoader(store, **self._bounds.of_loader(), **given)
         self._batches_bytes = self.loader.plan.nbytes
         self._members = {split: store.array(f"split/{split}").read() for split in SPLITS}
 
