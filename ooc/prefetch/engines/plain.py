@@ -4,7 +4,6 @@
 Every engine comes back to it for what it cannot do itself, so this is also where errors get their names.
 """
 
-import ctypes
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -19,7 +18,6 @@ from ooc.prefetch.arena import Bytes
 from ooc.prefetch.engine import PAGE_BYTES, Counters, Span, Ticket
 
 CLOSED = "the engine is closed"
-_PLACE = ctypes.c_char * 0
 
 
 class SystemCalls:
@@ -86,10 +84,7 @@ def _operand(memory: Bytes) -> tuple[memoryview, int]:
     on_device = getattr(memory, "__cuda_array_interface__", None)
     if on_device is not None:
         return cast(memoryview, memory), int(on_device["data"][0])
-    view = memory.data
-    if view.readonly:
-        return view, memory.ctypes.data
-    return view, ctypes.addressof(_PLACE.from_buffer(view))  # in half the time
+    return memory.data, memory.ctypes.data
 
 
 class Lane:
