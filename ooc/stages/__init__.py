@@ -4,7 +4,8 @@
 Reading order: schedule (which value in which stage, what is kept), recomputation (what is not kept but computed again),
 program (how stages are described, and what they store for each other), forward and backward (the stages as functions of
 tiles), places (where they compute rows), builder (the programs), panels (the order in which tiles are added up), names
-(what matrices are called), context (what these share), workload (what all that asks of memory, for the planner).
+(what matrices are called), context (what these share), workload (what all that asks of memory, for the planner), with
+edge_counts (how edges are spread over rows).
 """
 
 from ooc.stages.builder import StageBuilder

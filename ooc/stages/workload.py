@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a network on a graph asks of memory, as plain data for the planner."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 import torch
 
 from ooc.kernels import memory
 from ooc.kernels.aggregate import sums_rows_of
 from ooc.kernels.pulls import are_compiled
-from ooc.model.graph import GraphRows, are_between_types, ends_of, reverse_of
+from ooc.model.graph import are_between_types, ends_of, reverse_of
 from ooc.model.lowering.network import Network
-from ooc.plan.layout.shuffle import GatheredRows
 from ooc.plan.layout.temporaries import most_edges
 from ooc.plan.moves import LINE_BYTES
 from ooc.plan.workload import (
@@ -29,32 +28,12 @@ from ooc.plan.workload import (
     results_at_once,
 )
 from ooc.stages import StageBuilder, Step
+from ooc.stages.edge_counts import EdgeCounts
 from ooc.storage.array import Array
 from ooc.storage.store import Store
 from ooc.storage.types import features_name
 from ooc.storage.versioned_array import VersionedArray
 
-TileEdges = Callable[[EdgesKey, int], Sequence[int]]
-"""By direction and rows of a tile: the number of edges of tiles 0…i-1, for every i up to the number of tiles."""
-
-ScatterCounts = Callable[[EdgesKey, int, int, int, int, bool, bool], Sequence[int]]
-"""By direction, rows that are computed, rows that are scattered to, rows of a tile, edges of a run of its rows, and
-whether these are padded (``kernels.neighbourhood.runs``) and of another matrix: how many gradients are scattered to
-tiles 0…i-1 of the scattered rows, for every i up to their number."""
-
-
-@dataclass(frozen=True, slots=True)
-class EdgeCounts:
-    """How many edges tiles have, how many gradients are scattered to them, and by direction how many rows they gather:
-    of links, which are other ones in every step, the most that there can be."""
-
-    tile_edges: TileEdges
-    scatter_counts: ScatterCounts
-    gathered_rows: Callable[[EdgesKey], GatheredRows]
-
-
-_CHUNK_TILES = 1 << 10
-"""Tiles whose offsets are read at a time."""
 _OF_A_PARAMETER = 5
 """Numbers: itself, its gradient, two of the optimizer's, and one more while the optimizer steps."""
 
@@ -104,7 +83,7 @@ def describe_workload(
     for direction in () if builder.on_device else [pull.direction for _, pull in pulls if pull.is_opaque]:
         backward = reverse_of(store, direction)
         if backward is not None:
-            gathered = counts.gathered_rows(direction)
+            gathered = partial(counts.gathered, direction)
             gathers_own = not are_between_types(store, direction)
             bucketing[direction] = Bucketing(backward, gathered, direction.of_edges, gathers_own)
     scattering = {
@@ -138,7 +117,7 @@ def describe_workload(
         ),
         kept=builder.kept,
         scatter_counts={
-            name: counts.scatter_counts(
+            name: counts.scattered(
                 direction, rows, matrices[name].rows, tile_rows, kind.edges_at_once, kind.pads, kind.apart
             )
             for name, (direction, rows, kind) in scattering.items()
@@ -217,7 +196,7 @@ def _topologies(
         d: Topology(
             d,
             store.topology(d.value)[1].itemsize,
-            counts.tile_edges(d, tile_rows),
+            counts.of_tiles(d, tile_rows),
             {
                 data: EdgeArray(array.columns, array.itemsize)
                 for data, array in ((data, edge_array(store, d, data)) for data in EdgeData if data in pulled[d])
@@ -244,34 +223,6 @@ def _stored_rows(name: str, stages: Sequence[Stage], read_rows: Mapping[str, int
     stored = max(s.rows for s in stages if name in s.stores)
     pulled = any(s.pull is not None and name == s.pull.source for s in stages)
     return stored if pulled else min(stored, read_rows.get(name, stored))
-
-
-def counted(rows: GraphRows) -> TileEdges:
-    """The edges of the tiles of a graph whose offsets are in memory."""
-
-    def tile_edges(direction: EdgesKey, tile_rows: int) -> Sequence[int]:
-        offsets = rows.offsets[direction]
-        return [*offsets[:-1:tile_rows].tolist(), int(offsets[-1])]
-
-    return tile_edges
-
-
-def stored(store: Store) -> TileEdges:
-    """The edges of a store's tiles, read from its offsets, a few at a time."""
-    known: dict[tuple[str, int], Sequence[int]] = {}
-
-    def tile_edges(direction: EdgesKey, tile_rows: int) -> Sequence[int]:
-        indptr, indices = store.topology(direction.value)
-        key = indptr.name, tile_rows
-        if key not in known:
-            chunk = _CHUNK_TILES * tile_rows
-            rows = indptr.shape[0] - 1
-            starts = range(0, rows, chunk)
-            read = (indptr.read(start, min(start + chunk, rows))[::tile_rows] for start in starts)
-            known[key] = [*(int(edges) for offsets in read for edges in offsets), indices.shape[0]]
-        return known[key]
-
-    return tile_edges
 
 
 def zero_gradients(network: Network) -> None:

@@ -3,15 +3,15 @@
 
 A ``Job`` plans, and never runs. Of the graph, only where the edges of every tile begin is read, and for layers of
 unknown insides the in-edges, once, a tile's at a time, and once more where what they gather does not fit in memory;
-what that takes beside a tile's edges is a few bytes a node (``ooc.engine.shuffle_counts``). ``Job.ready`` is what a
+what that takes beside a tile's edges is a few bytes a node (``ooc.stages.edge_counts``). ``Job.ready`` is what a
 ``Session`` runs on this machine.
 """
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, lru_cache, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +21,21 @@ import torch
 from ooc.engine.exchange import Exchange
 from ooc.engine.first_aggregation import find_aggregation
 from ooc.engine.session import Prepared
-from ooc.engine.shuffle_counts import count_gathers, count_sums, most_gathers
 from ooc.errors import BudgetError, ModelError
-from ooc.model.graph import LAPLACIANS, ActiveRows, GraphRows, load_rows, reverse_of, rows_nbytes
+from ooc.model.graph import LAPLACIANS, ActiveRows, GraphRows, load_rows, rows_nbytes
 from ooc.model.lowering.network import Network
 from ooc.plan import Hardware, Limits, Plan, Workload
-from ooc.plan.graphs import GraphStatistics, reach, spread_edges
-from ooc.plan.layout.shuffle import GatheredRows
+from ooc.plan.graphs import GraphStatistics, reach
 from ooc.plan.planner import choose_workload
 from ooc.plan.problem import Problem
 from ooc.plan.program.verifier import verify_plan
 from ooc.plan.solver import minimum_memory
-from ooc.plan.workload import Direction, EdgesKey
+from ooc.plan.workload import Direction
 from ooc.ranks import Ranks
 from ooc.sizes import format_size
 from ooc.stages import StageBuilder, Step
-from ooc.stages.workload import (
-    EdgeCounts,
-    TileEdges,
-    counted,
-    describe_workload,
-    matrix_columns,
-    store_matrices,
-    stored,
-)
+from ooc.stages.edge_counts import EdgeCounts
+from ooc.stages.workload import describe_workload, matrix_columns, store_matrices
 from ooc.storage.array import Array, chunk_rows
 from ooc.storage.store import Store, Task, array_shapes
 from ooc.train.embedding import LearntRows
@@ -167,7 +158,7 @@ class Job:
         self._admit_rows(resources.limits, resources.hardware)
         if not self._rows.offsets:
             self._rows = load_rows(self.store, network.scalings, network.dtype, on_device=resources.on_device)
-            self.counts = replace(self.counts, tile_edges=counted(self._rows))
+            self.counts.rows = self._rows
         self._candidates.clear()
         candidate, plan, exchange = self._planned_here()
         return Prepared(
@@ -325,37 +316,6 @@ def _arrays(network: Network, store: Store, ranks: Ranks) -> dict[str, Array]:
         if one is not None and all(found[number] for found in of_all):
             arrays[network.first_aggregation(scaling)] = one
     return arrays
-
-
-# ---- how edges are spread over rows: of a store, of links that are drawn, and of a graph that is not here
-
-
-def edge_counts(graph: Store | GraphStatistics) -> EdgeCounts:
-    """How edges are spread over rows: counted in a store when they are asked for, of statistics, and of links, what may
-    be at most."""
-    store = graph if isinstance(graph, Store) else None
-    edges: TileEdges
-    if isinstance(graph, Store):
-        edges = stored(graph)
-    else:
-        spread = lru_cache(maxsize=1)(partial(spread_edges, graph))
-        edges = lambda _, tile_rows: spread(tile_rows)  # noqa: E731  # alike in both directions
-
-    @cache
-    def scattered(direction: EdgesKey, rows: int, others: int, tile_rows: int, *run: Any) -> Sequence[int]:
-        if store is not None and direction.of_edges:
-            return count_sums(store, direction, rows, others, tile_rows, *run)
-        # Only degrees are known: an entry for each edge out of the rows is the most.
-        reverse = None if store is None else reverse_of(store, direction)
-        return edges(reverse or Direction.OUT, tile_rows)
-
-    @cache
-    def gathered(direction: EdgesKey) -> GatheredRows:
-        if store is not None and direction.of_edges:
-            return cache(partial(count_gathers, store, direction))
-        return most_gathers(edges, direction)
-
-    return EdgeCounts(edges, scattered, gathered)
 
 
 def store_of_statistics(graph: GraphStatistics) -> Store:

@@ -30,12 +30,13 @@ from ooc.model.lowering.network import Network, dtype_of
 from ooc.model.lowering.values import Aggregate
 from ooc.plan import Limits
 from ooc.sizes import check_whole, format_size
+from ooc.stages.edge_counts import EdgeCounts
 from ooc.storage.array import rows_with
 from ooc.storage.store import Store, Task
 from ooc.storage.traversal import nearest
 from ooc.suggestions import check_choice
 from ooc.train.embedding import LearntRows
-from ooc.train.job import Job, edge_counts
+from ooc.train.job import Job
 from ooc.train.objective import no_objective
 from ooc.train.resources import Resources
 from ooc.train.rows_file import AnyArray, Ids, RowsFile
@@ -236,7 +237,7 @@ class Prediction(Predictions):
         job = Job(
             network,
             store,
-            edge_counts(store),
+            EdgeCounts(store),
             resources,
             whole_tiles(reaching, resources.tile_rows),
             no_objective(store, network.outputs),

@@ -26,11 +26,12 @@ from ooc.model.lowering.products import IN_FULL, Products
 from ooc.plan.graphs import GraphStatistics
 from ooc.plan.workload import Direction, EdgeData
 from ooc.stages import StageBuilder, Step
+from ooc.stages.edge_counts import EdgeCounts
 from ooc.stages.workload import matrix_columns
 from ooc.storage.store import Store, Task
 from ooc.suggestions import check_choice
 from ooc.train.embedding import LearntRows
-from ooc.train.job import Job, edge_counts, store_of_statistics
+from ooc.train.job import Job, store_of_statistics
 from ooc.train.loss import RowsLoss, resolve_loss, takes_results
 from ooc.train.metrics import Metric, make_scorer
 from ooc.train.objective import Objective, no_objective
@@ -161,7 +162,7 @@ def prepare(
     return kind(
         network,
         store,
-        edge_counts(graph),
+        EdgeCounts(graph),
         resources,
         active,
         objective,

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ooc.engine.executor import rows_by_bucket
 from ooc.engine.shuffle import RowsReader, RowsWriter, ShuffleFile
-from ooc.engine.shuffle_counts import count_gathers, most_gathers
 from ooc.errors import SpillError, StoreError
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.neighbourhood import BucketRows
@@ -28,7 +27,7 @@ from ooc.prefetch.arena import Arena
 from ooc.prefetch.engine import Engine
 from ooc.prefetch.engines.direct import DirectEngine
 from ooc.prefetch.spill import create_spill
-from ooc.stages.workload import stored
+from ooc.stages.edge_counts import EdgeCounts, count_gathers
 from ooc.storage.store import Store
 from tests.exactness.comparison import store_of
 from tests.graphs import GraphCase, random_data
@@ -118,7 +117,7 @@ def test_counts_are_those_of_the_graph(store: Store, height: int) -> None:
     for targets, rows in ((NODES, NODES), (40, NODES), (40, 56), (1, 8)):
         counts = count_gathers(store, Direction.IN, targets, rows, height)
         assert len(counts[-1]) == 1 and all(len(one) > 1 for one in counts[:-1])
-        most = most_gathers(stored(store), Direction.IN)(targets, rows, height)
+        most = EdgeCounts(store).most_gathered(Direction.IN, targets, rows, height)
         for k, found in enumerate(counts):
             starts = range(0, targets, height << k)
             buckets = [range(start, min(targets, start + (height << k))) for start in starts]

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ooc.engine.operands import Sums
 from ooc.engine.shuffle import ShuffleFile, SummedRows, SumsWriter
-from ooc.engine.shuffle_counts import count_sums
 from ooc.errors import SpillError, StoreError
 from ooc.kernels import neighbourhood as module
 from ooc.kernels.edges import TileEdges
@@ -24,6 +23,7 @@ from ooc.prefetch.arena import Arena
 from ooc.prefetch.engine import Engine
 from ooc.prefetch.engines.direct import BufferedEngine, DirectEngine
 from ooc.prefetch.spill import create_spill
+from ooc.stages.edge_counts import count_sums
 from tests.exactness.comparison import store_of
 from tests.graphs import GraphCase, random_data
 from tests.prefetch.faults import Faults, FaultyCalls, faulty_engine

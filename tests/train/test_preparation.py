@@ -19,7 +19,7 @@ from ooc.model.layers.conformance import ProbeResult, probe_layer
 from ooc.plan import UNMEASURED, UNMEASURED_DEVICE, Hardware, Limits
 from ooc.plan.graphs import KNOWN, GraphStatistics, reach
 from ooc.plan.workload import Direction, PerEdge
-from ooc.stages.workload import stored
+from ooc.stages.edge_counts import EdgeCounts
 from ooc.storage.store import Store
 from ooc.train.job import store_of_statistics
 from ooc.train.metrics import Metric
@@ -130,7 +130,7 @@ def test_edges_of_a_store_are_counted_by_tile(store: Store) -> None:
     for direction in (Direction.IN, Direction.OUT):
         indptr, _ = store.topology(direction.value)
         offsets = indptr.read()
-        assert list(stored(store)(direction, 100)) == [*offsets[:-1:100].tolist(), store.num_edges]
+        assert list(EdgeCounts(store).of_tiles(direction, 100)) == [*offsets[:-1:100].tolist(), store.num_edges]
 
 
 @pytest.mark.parametrize("seed", thorough([1, 2], 2))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many entries an external shuffle has (``ooc.plan.layout.shuffle``), counted beforehand in one sweep over the
-in-edges.
+"""How edges are spread over rows: of a store, of links that are drawn, and of a graph that is not here; and how many
+entries an external shuffle has (``ooc.plan.layout.shuffle``), counted beforehand in one sweep over the in-edges.
 
 Of partial sums: a tile adds to each of its in-neighbours outside of it, once for every run of its rows
 (``kernels.neighbourhood``). That is the graph's affair, and the layer's, which says how many edges a run has.
@@ -12,46 +12,94 @@ for the one beside it. A large set of rows is kept as a byte for each row of the
 row for each of the few heights whose buckets gather most of the source, and little beside that.
 """
 
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import lru_cache, partial
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ooc.engine.pull_run import relative_offsets
 from ooc.kernels.edges import TileEdges, highest_row
 from ooc.kernels.neighbourhood import neighbourhood, runs
-from ooc.model.graph import are_between_types, damaged
-from ooc.plan.layout.shuffle import GatheredRows
-from ooc.plan.workload import EdgesKey
-from ooc.stages.workload import TileEdges as CountedEdges
+from ooc.model.graph import GraphRows, are_between_types, damaged, reverse_of
+from ooc.plan.graphs import GraphStatistics, spread_edges
+from ooc.plan.workload import Direction, EdgesKey
 from ooc.storage.store import Store
 
+T = TypeVar("T")
+_CHUNK_TILES = 1 << 10
+"""Tiles whose offsets are read at a time."""
 _CHUNK_BYTES = 1 << 20
 """Of offsets that are read at a time, at least those of one tile or bucket."""
 _MOST_EDGES = 1 << 20
 """Edges of a bucket that are looked at together."""
 
 
-def most_gathers(tile_edges: CountedEdges, direction: EdgesKey) -> GatheredRows:
-    """Rows gathered in a graph, or of links, of which only degrees are known: a row for each target and for each edge
-    into it, or all rows, which is the most."""
+class EdgeCounts:
+    """How many edges the tiles of a graph have, how many gradients are scattered to tiles, and how many rows these
+    gather: of a store counted once, when it is asked for, of statistics, and of links, which are other ones in every
+    step, what may be at most. ``rows``: what is known of every row, once that has been read."""
 
-    @cache
-    def gathered(targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:
-        edges = tile_edges(direction, height)
-        counts: list[list[int]] = []
+    def __init__(self, graph: Store | GraphStatistics) -> None:
+        self._store, self.rows = graph if isinstance(graph, Store) else None, GraphRows()
+        self._spread = None if isinstance(graph, Store) else lru_cache(maxsize=1)(partial(spread_edges, graph))
+        self._known: dict[Hashable, Any] = {}
+
+    def _once(self, key: Hashable, count: Callable[[], T]) -> T:
+        if key not in self._known:
+            self._known[key] = count()
+        found: T = self._known[key]
+        return found
+
+    def of_tiles(self, direction: EdgesKey, tile_rows: int) -> Sequence[int]:
+        """The number of edges of tiles 0…i-1, for every i up to the number of tiles; of a store read from its offsets,
+        a few at a time."""
+        offsets = self.rows.offsets.get(direction)
+        if offsets is not None:
+            return [*offsets[:-1:tile_rows].tolist(), int(offsets[-1])]
+        if self._store is None:
+            assert self._spread is not None
+            return self._spread(tile_rows)  # alike in both directions
+        indptr, indices = self._store.topology(direction.value)
+
+        def read() -> Sequence[int]:
+            rows, at_once = indptr.shape[0] - 1, _CHUNK_TILES * tile_rows
+            parts = (indptr.read(at, min(at + at_once, rows))[::tile_rows] for at in range(0, rows, at_once))
+            return [*(int(edges) for offsets in parts for edges in offsets), indices.shape[0]]
+
+        return self._once((indptr.name, tile_rows), read)
+
+    def scattered(
+        self, direction: EdgesKey, rows: int, others: int, tile_rows: int, edges_at_once: int, pads: bool, apart: bool
+    ) -> Sequence[int]:
+        """How many gradients are scattered to tiles 0…i-1 of ``others``, the rows that are scattered to, for every i up
+        to their number, by ``rows`` that are computed, so many edges of a tile at a time, which may be padded
+        (``kernels.neighbourhood.runs``) and of another matrix (``apart``)."""
+        given, store = (direction, rows, others, tile_rows, edges_at_once, pads, apart), self._store
+        if store is not None and direction.of_edges:
+            return self._once(given, lambda: count_sums(store, *given))
+        # Only degrees are known: an entry for each edge out of the rows is the most.
+        reverse = None if store is None else reverse_of(store, direction)
+        return self.of_tiles(reverse or Direction.OUT, tile_rows)
+
+    def gathered(self, direction: EdgesKey, targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:
+        """How many rows buckets of targets gather (``plan.layout.shuffle.GatheredRows``)."""
+        given, store = (direction, targets, rows, height), self._store
+        if store is not None and direction.of_edges:
+            return self._once(given, lambda: count_gathers(store, *given))
+        return self._once(given, lambda: self.most_gathered(*given))
+
+    def most_gathered(self, direction: EdgesKey, targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:
+        """The same where only degrees are known: a row for each target and for each edge into it, or all rows."""
+        edges, counts = self.of_tiles(direction, height), list[list[int]]()
         while not counts or len(counts[-1]) > 1:
             tiles = 1 << len(counts)
             starts = range(0, -(-targets // height), tiles)
             ends = [min(start + tiles, len(edges) - 1) for start in starts]
-            counts.append(
-                [min(rows, tiles * height + edges[end] - edges[start]) for start, end in zip(starts, ends, strict=True)]
-            )
+            both = zip(starts, ends, strict=True)
+            counts.append([min(rows, tiles * height + edges[end] - edges[start]) for start, end in both])
         return counts
-
-    return gathered
 
 
 def _sweep(
@@ -81,13 +129,13 @@ def count_sums(
     pads: bool,
     apart: bool,
 ) -> Sequence[int]:
-    """Entries of partial sums (``stages.workload.ScatterCounts``), read from the store."""
+    """Entries of partial sums, as of ``EdgeCounts.scattered``, read from the store."""
     (_, indices), nodes = store.topology(direction.value), store.neighbours(direction.value)
     behind = nodes if apart or are_between_types(store, direction) else 0  # so that no neighbour is a row of the tile
     added = np.zeros(-(-others // tile_rows) + 1, dtype=np.int64)
-    for start, stop, offsets in _sweep(store, direction, rows, tile_rows):
+    for start, _, offsets in _sweep(store, direction, rows, tile_rows):
         neighbours = torch.from_numpy(indices.read(int(offsets[0]), int(offsets[-1])))
-        relative = relative_offsets(offsets, 0, stop - start, torch.int64)
+        relative = torch.from_numpy((offsets - offsets[0]).astype(np.int64, copy=False))
         for run in runs(TileEdges(neighbours, relative, behind + start, nodes), edges_at_once, pads=pads):
             near = neighbourhood(run, others)
             if not near.stands_in:
@@ -104,8 +152,7 @@ def count_gathers(store: Store, direction: EdgesKey, targets: int, rows: int, he
         end = int(offsets[-1])
         for edge in range(int(offsets[0]), end, _MOST_EDGES):
             neighbours = torch.from_numpy(indices.read(edge, min(end, edge + _MOST_EDGES)))
-            everything = relative_offsets(np.array([0, len(neighbours)]), 0, 1, torch.int64)
-            highest_row(TileEdges(neighbours, everything, start, nodes), neighbours)
+            highest_row(TileEdges(neighbours, torch.tensor([0, len(neighbours)]), start, nodes), neighbours)
             inside = neighbours.numpy()
             gathered = gathered.joined(_Rows(np.unique(inside[inside < rows]).astype(np.int64), rows))
         joined.add(gathered)
