@@ -40,7 +40,7 @@ from ooc.train.job import Job
 from ooc.train.objective import no_objective
 from ooc.train.resources import Resources
 from ooc.train.rows_file import AnyArray, Ids, RowsFile
-from ooc.train.setup import Saving, check_types, lower_model, setting_of, whole_tiles
+from ooc.train.setup import Saving, lower_model, setting_of, whole_tiles
 
 _SEARCH_BYTES_PER_NODE = 3
 _SEARCH_BYTES_PER_WANTED = 40
@@ -196,7 +196,6 @@ class Prediction(Predictions):
     ) -> None:
         store.check_one_graph("prediction by the full graph", takes_types=True)
         super().__init__(store, resources.limits, What.of(what, store.task), dtype := dtype_of(model))
-        check_types(store, resources)
         of_links = isinstance(model, LinkPredictor)
         of_encoder = of_links and layer is None and store.types is not None
         kinds = [*store.types.nodes] if of_encoder and store.types is not None else []

@@ -112,7 +112,6 @@ def prepare(
     averaging = averaging or Averaging(model, None, 1)
     if learnt is not None:
         _check_embedding(resources, averaging)
-    check_types(store, resources)
     takes_all = objective is not None or takes_results(loss)
     setting = setting_of(
         store,
@@ -245,6 +244,8 @@ def lower_model(
 
     ``of_classes``: there has to be an output for every class. ``trains``: it is refused where it has nothing to train.
     """
+    if store.types is not None and given.on_device:
+        raise OptionError(f"{store.path} has several types of nodes or edges, which are not trained with a GPU")
     features = (store.num_features,) if store.types is None else store.types.features.values()
     if not any(features) and not setting.embedding_columns:
         raise ModelError(f"the nodes of {store.path} have no features; train an embedding of them, embedding=64")
@@ -335,12 +336,6 @@ def whole_tiles(active: ActiveRows, tile_rows: int) -> ActiveRows:
 
     others = {name: whole_tiles(one, tile_rows) for name, one in active.others.items()}
     return replace(active, training=up(active.training), scoring=up(active.scoring), others=others)
-
-
-def check_types(store: Store, resources: Resources) -> None:
-    """OptionError for what graphs with types are not trained with."""
-    if store.types is not None and resources.on_device:
-        raise OptionError(f"{store.path} has several types of nodes or edges, which are not trained with a GPU")
 
 
 # ---- checks ------------------------------------------------------------------------------------------------

@@ -46,16 +46,10 @@ class ThreadEngine(Engine):
         self._bulk = Lane(threads=BULK_THREADS, name="ooc-bulk", calls=calls, direct=direct, counters=self.counters)
 
     def read(self, spans: Sequence[Span], into: Bytes, *, bulk: bool = False) -> Ticket:
-        ticket = self._submit(Call(spans, into, writing=False), bulk=bulk)
-        if self.watch is not None:
-            self.watch(spans, False, ticket)
-        return ticket
+        return self._submit(Call(spans, into, writing=False), bulk=bulk)
 
     def write(self, spans: Sequence[Span], source: Bytes) -> Ticket:
-        ticket = self._submit(Call(spans, source, writing=True), bulk=False)
-        if self.watch is not None:
-            self.watch(spans, True, ticket)
-        return ticket
+        return self._submit(Call(spans, source, writing=True), bulk=False)
 
     def close(self) -> None:
         if self._queued is not None:
@@ -71,6 +65,8 @@ class ThreadEngine(Engine):
             (self._bulk if bulk else self._near).submit(call, misfit)
         if self._queued is not None and batches:
             self._queued.submit(batches, bulk=bulk)
+        if self.watch is not None:
+            self.watch(call.spans, call.writing, call.ticket)
         return call.ticket
 
     def _sorted(self, call: Call, *, bulk: bool) -> tuple[list[Batch], list[tuple[int, int]]]:

@@ -23,7 +23,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable
 
-from ooc.prefetch.engine import READ_ONLY, ChunkFile, Counters, OpenFile, Ticket, open_direct
+from ooc.prefetch.engine import READ_ONLY, ChunkFile, Counters, OpenFile, open_direct
 from ooc.prefetch.engines.plain import CLOSED, Call, Lane, cut
 
 _READ, _WRITE = 0, 1
@@ -71,7 +71,7 @@ class Batch:
     ``sent``: of its requests, how many the kernel has had; ``left``: how many have not ended.
     """
 
-    __slots__ = ("_call", "bulk", "descriptor", "file", "first_tag", "left", "number", "sent", "wanted", "writing")
+    __slots__ = ("bulk", "call", "descriptor", "file", "first_tag", "left", "number", "sent", "wanted", "writing")
 
     _numbers = itertools.count()
 
@@ -85,18 +85,13 @@ class Batch:
         self.bulk = bulk
         self.sent = 0
         self.left = 0
-        self._call = call
+        self.call = call
 
     def add(self, offset: int, start: int, nbytes: int, piece_bytes: int) -> None:
         """Ask for whole pages from ``offset`` on, to or from ``start`` in the call's memory."""
-        address = self._call.address
+        address = self.call.address
         self.wanted += [(address + at, size, offset + at - start) for at, size in cut(start, nbytes, piece_bytes)]
         self.left = len(self.wanted)
-
-    @property
-    def ticket(self) -> Ticket:
-        """That of the call."""
-        return self._call.ticket
 
     @property
     def waiting(self) -> int:
@@ -123,25 +118,25 @@ class Batch:
 
     def divert(self, index: int, plain: Lane, *, done: int = 0) -> None:
         """Leave one of them, after ``done`` bytes, to the plain way."""
-        plain.submit(self._call, [(self._start(index) + done, self.wanted[index][1] - done)])
+        plain.submit(self.call, [(self._start(index) + done, self.wanted[index][1] - done)])
 
     def fail_waiting(self, reason: str) -> None:
         """End what the kernel has not had."""
         waiting = self.waiting
         if waiting:
-            self._call.fail(reason, self._start(self.sent), parts=waiting)
+            self.call.fail(reason, self._start(self.sent), parts=waiting)
             self.sent += waiting
             self.gone(waiting)
 
     def fail(self, reason: str) -> None:
         """End all that have not ended."""
         if self.left:
-            self._call.fail(reason, self._start(0), parts=self.left)
+            self.call.fail(reason, self._start(0), parts=self.left)
             self.gone(self.left)
 
     def _start(self, index: int) -> int:
         """Where one of them starts in the call's memory."""
-        return self.wanted[index][0] - self._call.address
+        return self.wanted[index][0] - self.call.address
 
 
 class KernelQueue:
@@ -374,7 +369,7 @@ class QueueLane:
             self._send()
         self._counters.add(read_bytes=moved[False], write_bytes=moved[True])
         for batch, count in whole.items():
-            batch.ticket.part_done(parts=count)
+            batch.call.ticket.part_done(parts=count)
         for batch, index, done in misfortunes:
             batch.divert(index, self._plain, done=done)
         return max(1, WAKE_BYTES * len(ended) // max(1, sum(moved)))

@@ -68,7 +68,7 @@ class LinkObjective(Objective):
         """``training`` None: nothing is trained. Links lead between such ``ends``."""
         self.divisor, self.nodes, self.ends = 1.0, ends.heads, ends
         self.training, self.scorer = training, scorer
-        self._sum: Tensor | float = 0.0
+        self._loss_sum: Tensor | float = 0.0
 
     @classmethod
     def of(
@@ -129,7 +129,7 @@ class LinkObjective(Objective):
         """There is no loop to be compiled."""
 
     def begin(self) -> None:
-        self._sum = 0.0
+        self._loss_sum = 0.0
 
     def gradient(self, tile: Tile, outputs_RC: Tensor) -> Tensor:
         rows, columns = outputs_RC.shape
@@ -142,11 +142,8 @@ class LinkObjective(Objective):
     def score(self, tile: Tile, outputs_RC: Tensor) -> None:
         """They are in place already."""
 
-    def reduce(self, tile: Tile) -> None:
-        self._sum = self._sum + tile.loss
-
     def mean_loss(self) -> float:
-        return float(self._sum) / self.divisor
+        return float(self._loss_sum) / self.divisor
 
     def scores(self, exchange: Exchange | None = None) -> dict[str, float | None]:
         if exchange is not None:
