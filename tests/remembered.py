@@ -30,6 +30,7 @@ from ooc.plan.layout.layout import Layout
 from ooc.plan.planner import Chosen, choose_workload
 from ooc.plan.problem import NOTHING, Problem, Variants
 from ooc.plan.solver import minimum_memory
+from ooc.stages.edge_counts import EdgeCounts
 from ooc.train import job
 
 Key = TypeVar("Key")
@@ -129,11 +130,13 @@ class _Counting(pickle.Pickler):
     """Of what is counted in a store when it is asked for, which store that is, and as it is now."""
 
     def reducer_override(self, one: Any) -> Any:
-        if not isinstance(counted := getattr(one, "__wrapped__", None), partial):
+        if not isinstance(one, partial) or not isinstance(counts := getattr(one.func, "__self__", None), EdgeCounts):
             return NotImplemented
-        store, direction = counted.args
+        (direction,), store = one.args, counts.store
+        if store is None or not direction.of_edges:
+            raise pickle.PicklingError("what may be at most is no file's")
         indices = Path(store.topology(direction.value)[1].path).resolve()
-        return tuple, ((counted.func.__qualname__, str(indices), indices.stat().st_ino, indices.stat().st_mtime_ns),)
+        return tuple, ((one.func.__name__, str(indices), indices.stat().st_ino, indices.stat().st_mtime_ns),)
 
 
 def _pickled(one: Any) -> bytes | None:

@@ -42,7 +42,7 @@ class EdgeCounts:
     step, what may be at most. ``rows``: what is known of every row, once that has been read."""
 
     def __init__(self, graph: Store | GraphStatistics) -> None:
-        self._store, self.rows = graph if isinstance(graph, Store) else None, GraphRows()
+        self.store, self.rows = graph if isinstance(graph, Store) else None, GraphRows()
         self._spread = None if isinstance(graph, Store) else lru_cache(maxsize=1)(partial(spread_edges, graph))
         self._known: dict[Hashable, Any] = {}
 
@@ -58,10 +58,10 @@ class EdgeCounts:
         offsets = self.rows.offsets.get(direction)
         if offsets is not None:
             return [*offsets[:-1:tile_rows].tolist(), int(offsets[-1])]
-        if self._store is None:
+        if self.store is None:
             assert self._spread is not None
             return self._spread(tile_rows)  # alike in both directions
-        indptr, indices = self._store.topology(direction.value)
+        indptr, indices = self.store.topology(direction.value)
 
         def read() -> Sequence[int]:
             rows, at_once = indptr.shape[0] - 1, _CHUNK_TILES * tile_rows
@@ -76,7 +76,7 @@ class EdgeCounts:
         """How many gradients are scattered to tiles 0…i-1 of ``others``, the rows that are scattered to, for every i up
         to their number, by ``rows`` that are computed, so many edges of a tile at a time, which may be padded
         (``kernels.neighbourhood.runs``) and of another matrix (``apart``)."""
-        given, store = (direction, rows, others, tile_rows, edges_at_once, pads, apart), self._store
+        given, store = (direction, rows, others, tile_rows, edges_at_once, pads, apart), self.store
         if store is not None and direction.of_edges:
             return self._once(given, lambda: count_sums(store, *given))
         # Only degrees are known: an entry for each edge out of the rows is the most.
@@ -85,7 +85,7 @@ class EdgeCounts:
 
     def gathered(self, direction: EdgesKey, targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:
         """How many rows buckets of targets gather (``plan.layout.shuffle.GatheredRows``)."""
-        given, store = (direction, targets, rows, height), self._store
+        given, store = (direction, targets, rows, height), self.store
         if store is not None and direction.of_edges:
             return self._once(given, lambda: count_gathers(store, *given))
         return self._once(given, lambda: self.most_gathered(*given))
