@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edges as they are sorted: a key each, row and column in 64 bits, and beside it what the edge carries, a weight,
+"""Edges as they are sorted: a key each, row and column in 64 bits, and with it what the edge carries, a weight,
 features, or both, as a record in the types of the store. Then on their way from the sort to the store: cut, without
 repetitions, with self-loops added.
 
-Records travel with their edges through the sort on disk (``edge_sort``). For D bytes of them an edge that moves, in
-each direction, 8 + D bytes to the buckets, 8 + D back and D to the store, all in sequence. To sort edge numbers
-instead and fetch by them would save none of that: 16 bytes an edge to and from the buckets, and then D bytes from
-any place of the source, for which a disk reads 4096 (or, as a second sort by place, 8 + D there and back again).
+Records go as a whole through the sort on disk (``edge_sort``). For D bytes that an edge carries that moves, in each
+direction, 8 + D bytes to the buckets, 8 + D back and D to the store, all in sequence. To sort edge numbers instead and
+fetch by them would save none of that: 16 bytes an edge to and from the buckets, and then D bytes from any place of the
+source, for which a disk reads 4096 (or, as a second sort by place, 8 + D there and back again).
 
 N nodes, E edges, F features of an edge, n edges of a block.
 """
@@ -14,11 +14,11 @@ N nodes, E edges, F features of an edge, n edges of a block.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.recfunctions import structured_to_unstructured, unstructured_to_structured
 
 from ooc.conversion.whole_numbers import WholeColumns, rounded_by
 from ooc.errors import SourceError
@@ -27,36 +27,42 @@ from ooc.storage.array import AnyArray, whole_numbers_rounded
 from ooc.storage.store import EDGE_FEATURES, EDGE_WEIGHT, Store
 
 Keys = npt.NDArray[np.uint64]
-Values = npt.NDArray[np.void]
+Edges = npt.NDArray[Any]
+"""Edges [n]: where they carry nothing their keys, else records of a `ValueForm`. Those of a run ascend by their keys,
+and where these are equal are in the source's order."""
+KEY = "key"
 _WINDOW_ROWS = 1 << 18
+
+
+def keys_of(edges: Edges) -> Keys:
+    """The keys of ``edges``, side by side."""
+    return edges if edges.dtype.names is None else np.ascontiguousarray(edges[KEY])
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValueForm:
-    """``columns``: of each array, its type and F (None: one number an edge, [E])."""
+    """What edges carry, nothing where there are no ``columns``: of each array, its type and F (None: one number an
+    edge, [E])."""
 
-    columns: tuple[tuple[str, str, int | None], ...]
+    columns: tuple[tuple[str, str, int | None], ...] = ()
 
     @classmethod
-    def of_source(cls, source: RelationSource, dtype: str) -> "ValueForm | None":
-        """How edge data of ``source`` is stored beside features of ``dtype``: in that, weights in float32 at the least.
-
-        None where it has none.
-        """
+    def of_source(cls, source: RelationSource, dtype: str) -> "ValueForm":
+        """How edge data of ``source`` is stored beside features of ``dtype``: in that, weights in float32 at the
+        least."""
         columns: list[tuple[str, str, int | None]] = []
         if source.has_edge_weight:
             columns.append((EDGE_WEIGHT, "float32" if dtype == "float16" else dtype, None))
         if source.num_edge_features:
             columns.append((EDGE_FEATURES, dtype, source.num_edge_features))
-        return cls(columns=tuple(columns)) if columns else None
+        return cls(columns=tuple(columns))
 
     @classmethod
-    def of_store(cls, store: Store, direction: str = "in") -> "ValueForm | None":
-        """As ``store`` has them; None where it has none."""
+    def of_store(cls, store: Store, direction: str = "in") -> "ValueForm":
+        """As ``store`` has them."""
         arrays = store.edge_data(direction)
         widths = [array.shape[1] if len(array.shape) == 2 else None for array in arrays]
-        columns = tuple((array.path.name, array.dtype.name, width) for array, width in zip(arrays, widths, strict=True))
-        return cls(columns=columns) if columns else None
+        return cls(columns=tuple((a.path.name, a.dtype.name, width) for a, width in zip(arrays, widths, strict=True)))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -64,13 +70,25 @@ class ValueForm:
         return tuple(name for name, _, _ in self.columns)
 
     @property
-    def dtype(self) -> np.dtype[np.void]:
-        """Of a record."""
-        return np.dtype([(name, kind, () if width is None else (width,)) for name, kind, width in self.columns])
+    def dtype(self) -> np.dtype[Any]:
+        """Of an edge."""
+        fields = [(name, kind, () if width is None else (width,)) for name, kind, width in self.columns]
+        return np.dtype([(KEY, np.uint64), *fields] if fields else np.uint64)
 
-    def records(self, data: EdgeData, count: int, first: int) -> Values:
-        """``data`` of the ``count`` edges from ``first`` on; SourceError where a number is none or does not fit."""
-        found: Values = np.empty(count, dtype=self.dtype)
+    def ones(self, keys: Keys) -> Edges:
+        """Edges of these ``keys``, which carry ones until something else is put there."""
+        if not self.columns:
+            return keys
+        edges: Edges = np.empty(len(keys), dtype=self.dtype)
+        edges[KEY] = keys
+        for name in self.names:
+            edges[name] = 1
+        return edges
+
+    def records(self, data: EdgeData, count: int, first: int) -> Edges:
+        """``data`` of the ``count`` edges from ``first`` on, whose keys are still to be put in; SourceError where a
+        number is none or does not fit."""
+        found: Edges = np.empty(count, dtype=self.dtype)
         given = data._asdict()
         for name, kind, width in self.columns:
             values = given.get(name.removeprefix("edge_"))
@@ -96,15 +114,10 @@ class ValueForm:
             if kind != "float64"
         }
 
-    def wide(self, records: Values) -> npt.NDArray[np.float64]:
-        """The numbers of ``records`` [n] in double precision [n, numbers of an edge]."""
-        return structured_to_unstructured(records, dtype=np.float64)
-
-
-def taken(values: Values, places: npt.NDArray[np.int64]) -> Values:
-    """``values[places]``, each record moved as a whole: several times faster than number by number."""
-    whole = values.view(f"V{values.dtype.itemsize}")
-    return whole.take(places).view(values.dtype)
+    def wide(self, edges: Edges) -> npt.NDArray[np.float64]:
+        """The numbers that ``edges`` [n] carry in double precision [n, numbers of an edge]."""
+        columns = [edges[name].reshape(len(edges), -1) for name in self.names]
+        return np.concatenate(columns, axis=1, dtype=np.float64)
 
 
 def _check_finite(stored: AnyArray, given: AnyArray, name: str, kind: str, first: int) -> None:
@@ -120,17 +133,6 @@ def _check_finite(stored: AnyArray, given: AnyArray, name: str, kind: str, first
 def _number_of(name: str, edge: int, column: int = 0) -> str:
     """What messages call a number that an edge carries."""
     return f"the {'weight' if name == EDGE_WEIGHT else f'feature {column}'} of edge {edge}"
-
-
-class Run(NamedTuple):
-    """Ascending ``keys`` [n] and, where edges carry any, their ``values`` [n]; equal keys in the source's order."""
-
-    keys: Keys
-    values: Values | None = None
-
-    def part(self, start: int, stop: int) -> "Run":
-        """Views of those from ``start`` to ``stop``."""
-        return Run(self.keys[start:stop], None if self.values is None else self.values[start:stop])
 
 
 @dataclass(frozen=True)
@@ -171,37 +173,36 @@ class KeyForm:
         return np.arange(start, stop, dtype=np.uint64) * np.uint64((1 << self.bits) + 1)
 
 
-def cut(runs: Iterable[Run], size: int) -> Iterator[Run]:
+def cut(runs: Iterable[Edges], size: int) -> Iterator[Edges]:
     """The same edges in views of at most ``size``, so that what is derived from a run stays small."""
     for run in runs:
-        for start in range(0, len(run.keys), size):
-            yield run.part(start, start + size)
+        for start in range(0, len(run), size):
+            yield run[start : start + size]
 
 
-def distinct(runs: Iterable[Run]) -> Iterator[Run]:
+def distinct(runs: Iterable[Edges]) -> Iterator[Edges]:
     """Ascending keys without repetitions, of edges that carry nothing."""
     last: int | None = None
-    for keys, _ in runs:
+    for keys in runs:
         if not len(keys):
             continue
         fresh = _fresh(keys, last)
         last = int(keys[-1])
-        yield Run(keys[fresh])
+        yield keys[fresh]
 
 
-def merged(runs: Iterable[Run], form: ValueForm, keys_form: KeyForm) -> Iterator[Run]:
-    """Each key once, with the sum of its values, as PyG's ``coalesce`` has it by default.
+def merged(runs: Iterable[Edges], form: ValueForm, keys_form: KeyForm) -> Iterator[Edges]:
+    """Each key once, with the sum of what its edges carry, as PyG's ``coalesce`` has it by default.
 
     Summed in double precision, one after another in the source's order, so that no cut changes a bit.
     SourceError where a sum does not fit the type it is stored in.
     """
     # The last key, of which more may come, and its sums [1, numbers].
     held: tuple[int, npt.NDArray[np.float64]] | None = None
-    for keys, values in runs:
-        if not len(keys):
+    for run in runs:
+        if not len(run):
             continue
-        assert values is not None, "edges that carry nothing are made distinct"
-        wide = form.wide(values)
+        keys, wide = keys_of(run), form.wide(run)
         if held is not None:
             keys = np.concatenate([np.array([held[0]], dtype=np.uint64), keys])
             wide = np.concatenate([held[1], wide])
@@ -218,10 +219,13 @@ def merged(runs: Iterable[Run], form: ValueForm, keys_form: KeyForm) -> Iterator
         yield _narrowed(np.array([held[0]], dtype=np.uint64), held[1], form, keys_form)
 
 
-def _narrowed(keys: Keys, sums: npt.NDArray[np.float64], form: ValueForm, keys_form: KeyForm) -> Run:
-    with np.errstate(over="ignore"):  # infinite then
-        values = unstructured_to_structured(sums, dtype=form.dtype)
-    fits = np.isfinite(form.wide(values)).all(axis=1)
+def _narrowed(keys: Keys, sums: npt.NDArray[np.float64], form: ValueForm, keys_form: KeyForm) -> Edges:
+    edges, done = form.ones(keys), 0
+    for name, _, width in form.columns:
+        with np.errstate(over="ignore"):  # infinite then
+            edges[name] = sums[:, done] if width is None else sums[:, done : done + width]
+        done += width or 1
+    fits = np.isfinite(form.wide(edges)).all(axis=1)
     if not fits.all():
         at = keys[int(fits.argmin())][None]
         ends = sorted((int(keys_form.rows(at)[0]), int(keys_form.columns(at)[0])))
@@ -229,7 +233,7 @@ def _narrowed(keys: Keys, sums: npt.NDArray[np.float64], form: ValueForm, keys_f
             f"the edges between the nodes {ends[0]} and {ends[1]} have data whose sum cannot be stored; "
             "give drop_duplicates=False, or a dtype= that holds more"
         )
-    return Run(keys, values)
+    return edges
 
 
 def _fresh(keys: Keys, last: int | None) -> npt.NDArray[np.bool_]:
@@ -240,49 +244,29 @@ def _fresh(keys: Keys, last: int | None) -> npt.NDArray[np.bool_]:
     return fresh
 
 
-class SelfLoops:
-    """Puts a self-loop for every node that lacks one into ascending keys, with ones as in PyG's
-    add_remaining_self_loops. ``node``: the first still to be seen to."""
+def with_self_loops(runs: Iterable[Edges], form: KeyForm, values: ValueForm) -> Iterator[Edges]:
+    """``runs`` and, between their edges, a self-loop for every node that has none, with ones as in PyG's
+    add_remaining_self_loops."""
+    node = 0  # The first still to be seen to.
+    for run in chain(filter(len, runs), [values.ones(np.empty(0, dtype=np.uint64))]):
+        keys = keys_of(run)
+        # Loops up to the run's last key belong here; later ones may still come in later runs.
+        stop = (int(keys[-1]) if len(keys) else form.largest) // ((1 << form.bits) + 1) + 1
+        done = 0
+        while stop - node > _WINDOW_ROWS:  # A sparse graph: many rows in few keys.
+            loops = form.loops(node, node + _WINDOW_ROWS)
+            here = int(np.searchsorted(keys, loops[-1], side="right"))
+            yield _with_loops(run[done:here], loops, values)
+            node, done = node + _WINDOW_ROWS, here
+        yield _with_loops(run[done:], form.loops(node, stop), values)
+        node = max(node, stop)
 
-    def __init__(self, form: KeyForm, *, values: ValueForm | None = None) -> None:
-        self._form, self._values = form, values
-        self.node = 0
 
-    def among(self, runs: Iterable[Run]) -> Iterator[Run]:
-        """``runs`` and, between their keys, the loops that were lacking; none below the keys of earlier calls."""
-        form = self._form
-        for run in runs:
-            keys = run.keys
-            if not len(keys):
-                continue
-            # Loops up to the run's last key belong here; later ones may still come in later runs.
-            stop = min(form.nodes, int(keys[-1]) // ((1 << form.bits) + 1) + 1)
-            done = 0
-            while stop - self.node > _WINDOW_ROWS:  # A sparse graph: many rows in few keys.
-                loops = form.loops(self.node, self.node + _WINDOW_ROWS)
-                here = int(np.searchsorted(keys, loops[-1], side="right"))
-                yield self._with(run.part(done, here), loops)
-                self.node, done = self.node + _WINDOW_ROWS, here
-            rest = run.part(done, len(keys))
-            yield self._with(rest, form.loops(self.node, stop)) if stop > self.node else rest
-            self.node = max(self.node, stop)
-
-    def remaining(self) -> Iterator[Run]:
-        """The loops of the nodes after the last key."""
-        while self.node < self._form.nodes:
-            stop = min(self._form.nodes, self.node + _WINDOW_ROWS)
-            loops = self._form.loops(self.node, stop)
-            yield Run(loops, None if self._values is None else np.ones(len(loops), dtype=self._values.dtype))
-            self.node = stop
-
-    def _with(self, run: Run, loops: Keys) -> Run:
-        keys = run.keys
-        at = np.searchsorted(keys, loops)
-        lacking = np.ones(len(loops), dtype=np.bool_)
-        inside = at < len(keys)
-        lacking[inside] = keys[at[inside]] != loops[inside]
-        places = at[lacking]
-        found = np.insert(keys, places, loops[lacking])
-        if self._values is None or run.values is None:
-            return Run(found)
-        return Run(found, np.insert(run.values, places, np.ones(len(places), dtype=self._values.dtype)))
+def _with_loops(run: Edges, loops: Keys, values: ValueForm) -> Edges:
+    """``run`` with those of the ``loops`` that it lacks."""
+    keys = keys_of(run)
+    at = np.searchsorted(keys, loops)
+    lacking = np.ones(len(loops), dtype=np.bool_)
+    inside = at < len(keys)
+    lacking[inside] = keys[at[inside]] != loops[inside]
+    return np.insert(run, at[lacking], values.ones(loops[lacking]))

@@ -27,7 +27,7 @@ from ooc.conversion.budget import (
     least_budget_bytes,
 )
 from ooc.conversion.edge_sort import parts_for
-from ooc.conversion.edges import KeyForm, Run, ValueForm, Values
+from ooc.conversion.edges import Edges, KeyForm, ValueForm
 from ooc.conversion.order import ORDERS, HopOrder, Places, hop_order
 from ooc.conversion.output import ON_CANCEL, Workplace, check_target, digest, resolved, workplace
 from ooc.conversion.topology import Direction, EdgeStream, Pieces, link, spread, write_direction
@@ -215,19 +215,19 @@ def _write_edges(
     to = Direction(work.store, direction, stage, work.scratch / spread_stage, form)
     moved = _counted(_moved(store, direction, rows, columns, form, values, shares.edges, edges))
     stream = EdgeStream(spread_stage, f"reading {called}-edges", moved, edges)
-    for buckets in spread(work, stream, {"buckets": to}, parts_for(edges, shares.sort_keys), values).values():
+    for buckets in spread(work, stream, {"buckets": to}, parts_for(edges, shares.sort_keys)).values():
         write_direction(work, to, buckets, values, shares)
     if not store.has(f"{direction}/self_loops"):
         shutil.rmtree(work.store / direction / "self_loops", ignore_errors=True)
 
 
-def _counted(runs: Iterator[Run]) -> Pieces:
-    """``runs``, made by a thread of their own, as ``spread`` takes them."""
+def _counted(blocks: Iterator[Edges]) -> Pieces:
+    """``blocks``, made by a thread of their own, as ``spread`` takes them."""
     done = 0
-    with closing(ahead(runs, name="ooc-read", most=2)) as pieces:
-        for run in pieces:
-            done += len(run.keys)
-            yield done, [("buckets", run)]
+    with closing(ahead(blocks, name="ooc-read", most=2)) as pieces:
+        for edges in pieces:
+            done += len(edges)
+            yield done, [("buckets", edges)]
 
 
 def _moved(
@@ -236,10 +236,10 @@ def _moved(
     row_places: Places,
     places: Places,
     form: KeyForm,
-    values: ValueForm | None,
+    values: ValueForm,
     size: int,
     edges: int,
-) -> Iterator[Run]:
+) -> Iterator[Edges]:
     """The edges of a direction as keys of their ends' new places, with what they carry, about ``size`` at a time."""
     indptr, indices = store.topology(direction)
     # As many rows as have one block of edges: sparse rows then do not come as many small blocks.
@@ -255,15 +255,10 @@ def _moved(
             columns = indices.read(start, stop)
             check_range(indices, columns, len(places))
             keys |= places.take(columns).view(unsigned)
-            yield Run(keys, None if values is None else _carried(store, direction, values, start, stop))
-
-
-def _carried(store: Store, direction: str, form: ValueForm, start: int, stop: int) -> Values:
-    """What the edges ``start:stop`` of a direction carry."""
-    values: Values = np.empty(stop - start, dtype=form.dtype)
-    for name, array in zip(form.names, store.edge_data(direction), strict=True):
-        values[name] = array.read(start, stop)
-    return values
+            moved = values.ones(keys)
+            for name, array in zip(values.names, store.edge_data(direction), strict=True):
+                moved[name] = array.read(start, stop)
+            yield moved
 
 
 Moves = Iterator[tuple[int, int, npt.NDArray[np.int64]]]

@@ -7,7 +7,7 @@ each type of edges has such a group, and each type of nodes one for its features
 """
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +19,18 @@ import numpy.typing as npt
 
 from ooc.conversion.budget import Options, Shares
 from ooc.conversion.edge_sort import Bucket, Sorter, Spreader, parts_for
-from ooc.conversion.edges import KeyForm, Keys, Run, SelfLoops, ValueForm, Values, cut, distinct, merged, taken
+from ooc.conversion.edges import (
+    KEY,
+    Edges,
+    KeyForm,
+    Keys,
+    ValueForm,
+    cut,
+    distinct,
+    keys_of,
+    merged,
+    with_self_loops,
+)
 from ooc.conversion.output import Workplace
 from ooc.errors import OptionError, SourceError
 from ooc.events import reported
@@ -41,15 +52,7 @@ class CsrWriter:
     ``most_edges`` bounds E, which is known only at the end. ``only_ones``: whether every value is 1.
     """
 
-    def __init__(
-        self,
-        store: Path,
-        direction: str,
-        form: KeyForm,
-        *,
-        most_edges: int,
-        values: ValueForm | None,
-    ) -> None:
+    def __init__(self, store: Path, direction: str, form: KeyForm, *, most_edges: int, values: ValueForm) -> None:
         self._form = form
         self._index_dtype = np.dtype(np.int32 if form.nodes <= 2**31 else np.int64)
         shapes: dict[str, tuple[tuple[int, ...], npt.DTypeLike]] = {
@@ -57,7 +60,7 @@ class CsrWriter:
             "indices": ((most_edges,), self._index_dtype),
             "self_loops": ((form.num_rows,), np.int32),
         }
-        for name, kind, width in values.columns if values is not None else ():
+        for name, kind, width in values.columns:
             shapes[name] = ((most_edges,) if width is None else (most_edges, width), kind)
         # The first row that is not complete yet, and what came of it so far.
         self._row = self._row_edges = self._row_loops = 0
@@ -79,16 +82,14 @@ class CsrWriter:
         """How many edges and self-loops there are, and whether all values are 1."""
         return {"edges": self.edges, "self_loops": self.self_loops, "only_ones": self.only_ones}
 
-    def append(self, run: Run) -> None:
+    def append(self, edges: Edges) -> None:
         """Add edges, none below those before."""
-        keys = run.keys
-        if not len(keys):
+        if not len(edges):
             return
-        if run.values is not None:
-            for name, writer in self._values.items():
-                column = run.values[name]
-                self.only_ones = self.only_ones and bool((column == 1).all())
-                writer.append(column)
+        for name, writer in self._values.items():
+            self.only_ones = self.only_ones and bool((edges[name] == 1).all())
+            writer.append(edges[name])
+        keys = keys_of(edges)
         rows, columns = self._form.rows(keys), self._form.columns(keys)
         self._indices.append(columns.astype(self._index_dtype))
         looping = rows[rows == columns]
@@ -199,7 +200,7 @@ def _write_relation(
     stream = EdgeStream(f"edges{called}", f"reading edges{called}", packed, relation.edges.num_edges)
     parts = parts_for(relation.edges.num_edges * (1 + symmetric), shares.sort_keys)
     once, self_loops = options.drop_duplicates and within, options.self_loops
-    for side, buckets in spread(work, stream, sides, parts, values).items():
+    for side, buckets in spread(work, stream, sides, parts).items():
         write_direction(work, sides[side], buckets, values, shares, drop_duplicates=once, self_loops=self_loops)
     written: dict[str, Any] = work.journal.result(f"in-edges{called}")
     for side in ("out",) if within and written["self_loops"] else ("in", "out"):
@@ -207,13 +208,13 @@ def _write_relation(
     return written
 
 
-def _packed(relation: Relation, form: KeyForm, options: Options, values: ValueForm | None, size: int) -> "Pieces":
+def _packed(relation: Relation, form: KeyForm, options: Options, values: ValueForm, size: int) -> "Pieces":
     """The edges of ``relation`` as keys of each direction with what they carry, about ``size`` at a time, and how many
     have come so far, without those that are held out."""
     found, done = relation.edges, 0
     symmetric = options.symmetrize and relation.kind.within_type
     without_loops = isinstance(found, Source) and found.drop_self_loops
-    whole = {} if values is None else values.whole_columns()
+    whole = values.whole_columns()
     with closing(ahead(found.edges(size), name="ooc-read", most=2)) as blocks:
         for block in blocks:
             _check(block, done, relation)
@@ -221,7 +222,7 @@ def _packed(relation: Relation, form: KeyForm, options: Options, values: ValueFo
             if done + count > found.num_edges:
                 raise SourceError(f"{relation.name} has more edges{relation.called} than the {found.num_edges} it says")
             sources, targets, data = block
-            carried = values.records(data, count, done) if values is not None else None
+            carried = values.records(data, count, done) if values.columns else None
             for name, columns in whole.items():
                 if (given := getattr(data, name)).dtype == np.float64:
                     columns.look_at(given.reshape(count, -1), done)
@@ -233,35 +234,40 @@ def _packed(relation: Relation, form: KeyForm, options: Options, values: ValueFo
                 sources, targets = sources[kept], targets[kept]
                 carried = None if carried is None else carried[kept]
             forward, reverse = form.pack(targets, sources), form.pack(sources, targets)
-            if not symmetric:
-                yield done, [("in", Run(forward, carried)), ("out", Run(reverse, carried))]
-            elif carried is None:
-                yield done, [("in", Run(forward)), ("in", Run(reverse))]
-            else:
+            if symmetric and carried is not None:
                 once = options.drop_duplicates and relation.kind == ONLY
                 yield done, [("in", both_ways(forward, reverse, carried, once=once))]
+            else:
+                yield done, _one_by_one(carried, ("in", forward), ("in" if symmetric else "out", reverse))
     for columns in whole.values():
         columns.check()
     if done != found.num_edges:
         raise SourceError(f"{relation.name} has {done} edges{relation.called}, not the {found.num_edges} it says")
 
 
-def both_ways(forward: Keys, reverse: Keys, values: Values, *, once: bool) -> Run:
+def _one_by_one(carried: Edges | None, *sides: tuple[str, Keys]) -> Iterator[tuple[str, Edges]]:
+    """The edges of each side, where they carry something in the same records one after the other."""
+    for side, keys in sides:
+        if carried is not None:
+            carried[KEY] = keys
+        yield side, keys if carried is None else carried
+
+
+def both_ways(forward: Keys, reverse: Keys, carried: Edges, *, once: bool) -> Edges:
     """Each edge and its reverse one after the other: the order of equal keys must not depend on the blocks.
 
     ``once``: a self-loop has its own value, not twice that.
     """
-    keys = np.stack([forward, reverse], axis=1).reshape(-1)
-    edge = np.repeat(np.arange(len(values)), 2)
-    if once:
-        kept = np.ones(len(keys), dtype=np.bool_)
-        kept[1::2] = forward != reverse
-        keys, edge = keys[kept], edge[kept]
-    return Run(keys, taken(values, edge))
+    pairs = np.stack([forward, reverse], axis=1)
+    kept = np.ones(pairs.shape, dtype=np.bool_)
+    kept[:, 1] = forward != reverse if once else True
+    edges = carried.repeat(kept.sum(axis=1))
+    edges[KEY] = pairs[kept]
+    return edges
 
 
-Pieces = Generator[tuple[int, list[tuple[str, Run]]]]
-"""How many edges have come so far, and pieces of them with the name of the folder that each is for."""
+Pieces = Generator[tuple[int, Iterable[tuple[str, Edges]]]]
+"""How many edges have come so far, and pieces of them with the name of the folder that each is for, until the next."""
 
 
 class EdgeStream(NamedTuple):
@@ -285,24 +291,20 @@ class Direction(NamedTuple):
 
 
 def spread(
-    work: Workplace,
-    stream: EdgeStream,
-    directions: dict[str, Direction],
-    parts: int,
-    values: ValueForm | None,
+    work: Workplace, stream: EdgeStream, directions: dict[str, Direction], parts: int
 ) -> dict[str, list[Bucket]]:
     """Spread edges over buckets on the disk; those of each of the ``directions``, by name."""
     if (found := work.journal.result(stream.stage)) is None:
         spreaders = {}
         for name, (*_, folder, form) in directions.items():
             rmtree(folder, ignore_errors=True)
-            spreaders[name] = Spreader(folder, low=0, high=form.largest, parts=parts, with_values=values is not None)
+            spreaders[name] = Spreader(folder, low=0, high=form.largest, parts=parts)
         with reported(work.listener, stream.task, stream.total, "edges") as advance:
             try:
                 with closing(stream.edges):
                     for done, pieces in stream.edges:
-                        for name, run in pieces:
-                            spreaders[name].add(*run)
+                        for name, edges in pieces:
+                            spreaders[name].add(edges)
                         advance(done)
             finally:
                 buckets = {name: spreader.close() for name, spreader in spreaders.items()}
@@ -336,7 +338,7 @@ def write_direction(
     work: Workplace,
     direction: Direction,
     buckets: list[Bucket],
-    values: ValueForm | None,
+    values: ValueForm,
     shares: Shares,
     *,
     drop_duplicates: bool = False,
@@ -355,36 +357,24 @@ def write_direction(
     most = sum(bucket.count for bucket in buckets) + (form.nodes if self_loops else 0)
     rmtree(store / name, ignore_errors=True)
     csr = CsrWriter(store, name, form, most_edges=most, values=values)
-    loops = SelfLoops(form, values=values) if self_loops else None
-    sorter = Sorter(
-        scratch,
-        buckets,
-        capacity=shares.sort_keys,
-        block=shares.edges,
-        workers=shares.sort_workers,
-        values=values.dtype if values is not None else None,
-    )
+    sizes = {"capacity": shares.sort_keys, "block": shares.edges, "workers": shares.sort_workers}
+    sorter = Sorter(scratch, buckets, values.dtype, **sizes)
     with reported(listener, f"writing {stage}", most, "edges") as advance:
-        with closing(sorter.steps()) as steps:  # Its threads end here, however this ends.
-            for step in steps:
-                # All edges with equal keys are in one step.
-                runs = cut(step, shares.edges)
-                if drop_duplicates:
-                    runs = distinct(runs) if values is None else merged(runs, values, form)
-                for run in runs if loops is None else loops.among(runs):
-                    csr.append(run)
-                    advance(csr.appended)
-        for run in loops.remaining() if loops is not None else ():
-            csr.append(run)
-            advance(csr.appended)
+        with closing(sorter.runs()) as ascending:  # Its threads end here, however this ends.
+            runs = cut(ascending, shares.edges)
+            if drop_duplicates:
+                runs = merged(runs, values, form) if values.columns else distinct(runs)
+            for run in with_self_loops(runs, form, values) if self_loops else runs:
+                csr.append(run)
+                advance(csr.appended)
         csr.complete()
         journal.finish(stage, csr.found(), now=True)
     rmtree(scratch, ignore_errors=True)
 
 
-def _same(store: Path, values: ValueForm | None) -> bool:
+def _same(store: Path, values: ValueForm) -> bool:
     """Whether the in-edges are the out-edges: checksums tell at once in nearly every case, bytes for sure."""
-    names = ("indptr", "indices", *(values.names if values is not None else ()))
+    names = ("indptr", "indices", *values.names)
     pairs = [tuple(open_array(store, f"{side}/{name}") for side in ("in", "out")) for name in names]
     if any(not np.array_equal(first.checksums(), second.checksums()) for first, second in pairs):
         return False

@@ -19,9 +19,9 @@ N nodes, E edges, n keys of a block; an edge k has the ends 2k (source) and 2k +
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import pairwise
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -34,6 +34,7 @@ from ooc.events import Listener, reported
 from ooc.sources.source import Ids, Mask
 from ooc.storage.array import AnyArray, flush, runs
 from ooc.storage.mixing import GOLDEN, mixed
+from ooc.storage.record_files import RecordFiles, Records
 
 MOST_BYTES = 1024
 """Of a text: stores keep ids at the width of the longest."""
@@ -215,8 +216,9 @@ NODE_BYTES = 80
 """Of memory for each node whose key is held: the key, its hash and the node's number, and all again while sorting."""
 _LONG = b"\xff"  # No byte of UTF-8.
 _FAN_OUT_BITS = 7
+_FAN_OUT = 1 << _FAN_OUT_BITS
 _LEVELS = 64 // _FAN_OUT_BITS
-_RECORD_BYTES = 24
+_RECORD = np.dtype((np.uint64, (3,)))
 _END_BYTES = 256  # Of memory for each end of a block that is spread or searched for.
 _FOUND = np.dtype([("place", "<u8"), ("node", "<u4")])
 _ABSENT = np.iinfo(np.uint32).max
@@ -355,25 +357,6 @@ class _Table:
         return found
 
 
-@dataclass(frozen=True)
-class _Part:
-    """``count`` records in the file ``path``, of nodes or of ends."""
-
-    path: Path
-    count: int
-
-    def blocks(self, size: int) -> Iterator[Keys]:
-        """The records [n, 3], at most ``size`` at a time."""
-        if not self.count:
-            return
-        with self.path.open("rb") as file:
-            while data := file.read(size * _RECORD_BYTES):
-                yield np.frombuffer(data, dtype=np.uint64).reshape(-1, 3)
-
-    def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
-
-
 class _OnDisk:
     def __init__(self, out: Path, limit_bytes: int, listener: Listener) -> None:
         self._out, self._listener = out, listener
@@ -401,32 +384,23 @@ class _OnDisk:
         rmtree(self._folder)
         return Joined(total, self._twice, self._absent)
 
-    def _spread(self, blocks: Iterable[Keys], name: str, level: int) -> list[_Part]:
+    def _spread(self, blocks: Iterable[Keys], name: str, level: int) -> list[Records]:
         """Spread records over files by bits of their keys' hashes, others at each ``level``."""
-        fan_out = 1 << _FAN_OUT_BITS
-        counts = np.zeros(fan_out, dtype=np.int64)
-        paths = [self._folder / f"{name}-{part}" for part in range(fan_out)]
-        shift = np.uint64(64 - _FAN_OUT_BITS * (level + 1))
-        for whole in blocks:
-            for start in range(0, len(whole), self._block):
-                records = whole[start : start + self._block]
-                part_of = (_hashes(records) >> shift & np.uint64(fan_out - 1)).astype(np.uint8)
-                records = records[np.argsort(part_of, kind="stable")]
-                here = np.bincount(part_of, minlength=fan_out)
-                counts += here
-                for part, (first, last) in enumerate(pairwise([0, *np.cumsum(here).tolist()])):
-                    if first < last:
-                        with paths[part].open("ab") as file:
-                            file.write(records[first:last].data)
-        return [_Part(path, count) for path, count in zip(paths, counts.tolist(), strict=True)]
+        files, shift = RecordFiles(self._folder, _FAN_OUT, f"{name}-"), np.uint64(64 - _FAN_OUT_BITS * (level + 1))
+        with closing(files):
+            for whole in blocks:
+                for start in range(0, len(whole), self._block):
+                    records = whole[start : start + self._block]
+                    files.add(records, (_hashes(records) >> shift & np.uint64(_FAN_OUT - 1)).astype(np.uint8))
+        return [Records(files.path(part), count, _RECORD) for part, count in enumerate(files.counts)]
 
-    def _match(self, nodes: _Part, ends: _Part, level: int) -> None:
+    def _match(self, nodes: Records, ends: Records, level: int) -> None:
         """Find the ``nodes`` of ``ends``, all of whose hashes begin alike."""
         if nodes.count > self._most_nodes and level < _LEVELS:
-            node_parts = self._spread(nodes.blocks(self._block), nodes.path.name, level)
-            nodes.remove()
-            end_parts = self._spread(ends.blocks(self._block), ends.path.name, level)
-            ends.remove()
+            node_parts = self._spread(nodes.blocks(self._block), nodes.path.stem, level)
+            nodes.path.unlink(missing_ok=True)
+            end_parts = self._spread(ends.blocks(self._block), ends.path.stem, level)
+            ends.path.unlink(missing_ok=True)
             for some_nodes, some_ends in zip(node_parts, end_parts, strict=True):
                 self._match(some_nodes, some_ends, level + 1)
             return
@@ -444,8 +418,8 @@ class _OnDisk:
                 self._absent = absent if self._absent is None else min(self._absent, absent)
             if self._absent is None:
                 self._keep(records[:, 2], numbers)
-        nodes.remove()
-        ends.remove()
+        for part in (nodes, ends):
+            part.path.unlink(missing_ok=True)
 
     def _keep(self, places: npt.NDArray[np.uint64], numbers: npt.NDArray[np.uint64]) -> None:
         """Put what was found for ascending ``places`` to the files of their ranges."""
