@@ -30,7 +30,7 @@ from ooc.conversion.edge_sort import parts_for
 from ooc.conversion.edges import Edges, KeyForm, ValueForm
 from ooc.conversion.order import ORDERS, HopOrder, Places, hop_order
 from ooc.conversion.output import ON_CANCEL, Workplace, check_target, digest, resolved, workplace
-from ooc.conversion.topology import Direction, EdgeStream, Pieces, link, spread, write_direction
+from ooc.conversion.topology import Direction, Pieces, link, spread, write_direction
 from ooc.errors import OptionError
 from ooc.events import Listener, ignore, reported
 from ooc.sources.source import ranges
@@ -214,9 +214,9 @@ def _write_edges(
     # Not the folder of the conversion before, which tidies up whenever it is called.
     to = Direction(work.store, direction, stage, work.scratch / spread_stage, form)
     moved = _counted(_moved(store, direction, rows, columns, form, values, shares.edges, edges))
-    stream = EdgeStream(spread_stage, f"reading {called}-edges", moved, edges)
-    for buckets in spread(work, stream, {"buckets": to}, parts_for(edges, shares.sort_keys)).values():
-        write_direction(work, to, buckets, values, shares)
+    task, parts = f"reading {called}-edges", parts_for(edges, shares.sort_keys)
+    found = spread(work, spread_stage, moved, {"buckets": to}, task=task, total=edges, parts=parts)
+    write_direction(work, to, found["buckets"], values, shares)
     if not store.has(f"{direction}/self_loops"):
         shutil.rmtree(work.store / direction / "self_loops", ignore_errors=True)
 

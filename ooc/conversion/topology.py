@@ -196,11 +196,11 @@ def _write_relation(
     for side, height in (("in", targets), ("out", sources))[: 1 if symmetric else 2]:
         form, scratch = KeyForm(max(relation.ends), height), work.scratch / f"{group}{side}"
         sides[side] = Direction(store, f"{group}{side}", f"{side}-edges{called}", scratch, form)
-    packed = _packed(relation, sides["in"].form, options, values, shares.edges)
-    stream = EdgeStream(f"edges{called}", f"reading edges{called}", packed, relation.edges.num_edges)
-    parts = parts_for(relation.edges.num_edges * (1 + symmetric), shares.sort_keys)
+    packed, total = _packed(relation, sides["in"].form, options, values, shares.edges), relation.edges.num_edges
+    parts = parts_for(total * (1 + symmetric), shares.sort_keys)
+    spread_out = spread(work, f"edges{called}", packed, sides, task=f"reading edges{called}", total=total, parts=parts)
     once, self_loops = options.drop_duplicates and within, options.self_loops
-    for side, buckets in spread(work, stream, sides, parts).items():
+    for side, buckets in spread_out.items():
         write_direction(work, sides[side], buckets, values, shares, drop_duplicates=once, self_loops=self_loops)
     written: dict[str, Any] = work.journal.result(f"in-edges{called}")
     for side in ("out",) if within and written["self_loops"] else ("in", "out"):
@@ -270,15 +270,6 @@ Pieces = Generator[tuple[int, Iterable[tuple[str, Edges]]]]
 """How many edges have come so far, and pieces of them with the name of the folder that each is for, until the next."""
 
 
-class EdgeStream(NamedTuple):
-    """The ``edges`` that a ``stage`` of a conversion spreads, ``total`` of them; ``task``: what it is called."""
-
-    stage: str
-    task: str
-    edges: Pieces
-    total: int
-
-
 class Direction(NamedTuple):
     """Where a ``stage`` writes the edges of a direction, ``name``, from files in ``scratch``, whose keys have that
     ``form``."""
@@ -291,26 +282,27 @@ class Direction(NamedTuple):
 
 
 def spread(
-    work: Workplace, stream: EdgeStream, directions: dict[str, Direction], parts: int
+    work: Workplace, stage: str, pieces: Pieces, directions: dict[str, Direction], *, task: str, total: int, parts: int
 ) -> dict[str, list[Bucket]]:
-    """Spread edges over buckets on the disk; those of each of the ``directions``, by name."""
-    if (found := work.journal.result(stream.stage)) is None:
+    """Spread ``total`` edges, which come in ``pieces``, over buckets on the disk; those of each of the ``directions``,
+    by name. ``task``: what the ``stage`` is called where it goes on."""
+    if (found := work.journal.result(stage)) is None:
         spreaders = {}
         for name, (*_, folder, form) in directions.items():
             rmtree(folder, ignore_errors=True)
             spreaders[name] = Spreader(folder, low=0, high=form.largest, parts=parts)
-        with reported(work.listener, stream.task, stream.total, "edges") as advance:
+        with reported(work.listener, task, total, "edges") as advance:
             try:
-                with closing(stream.edges):
-                    for done, pieces in stream.edges:
-                        for name, edges in pieces:
+                with closing(pieces):
+                    for done, some in pieces:
+                        for name, edges in some:
                             spreaders[name].add(edges)
                         advance(done)
             finally:
                 buckets = {name: spreader.close() for name, spreader in spreaders.items()}
-            found = {name: [asdict(bucket) for bucket in some] for name, some in buckets.items()}
-            work.journal.finish(stream.stage, found)
-    return {name: [Bucket(**bucket) for bucket in some] for name, some in found.items()}
+            found = {name: [asdict(bucket) for bucket in of_side] for name, of_side in buckets.items()}
+            work.journal.finish(stage, found)
+    return {name: [Bucket(**bucket) for bucket in of_side] for name, of_side in found.items()}
 
 
 def _check(block: EdgeBlock, before: int, relation: Relation) -> None:
