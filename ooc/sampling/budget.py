@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What batches take of memory at most, and what becomes of the rest: known before anything is allocated.
+"""The memory that batches take at most, and the division of the rest: known before anything is allocated.
 
-First comes what no batch can do without, the batches themselves as large as they can be; of what is left some lets
-more batches be known ahead, arrays are held whole where they fit, and all else is for pages of those that do not.
+First comes what every batch needs, with batches as large as they can be. Of the memory that is left, a part lets more
+batches be known ahead. Arrays are held whole where they fit; the rest is for pages of the other arrays.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,17 +21,22 @@ from ooc.sizes import format_size
 from ooc.storage.array import Array
 
 BATCHES_ALIVE = 3
-"""One that is made, one that waits, and one in use."""
+"""Batches in memory at once: one being made, one waiting, and one in use."""
 _WORK_BYTES, _MOST_WORK_BYTES, _WORK_SHARE = 1 << 18, 1 << 20, 64
-"""Of the pages that rows are picked from at a time: such a part of a batch, within bounds. Each time costs as much as
-dozens of pages do; beyond the most nothing is gained, as they leave a core's caches."""
+"""The size of the window of pages that rows are copied from at a time: a share of a batch, within bounds.
+
+Each window costs as much as dozens of pages do. A window larger than the maximum leaves a core's caches.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """How memory is divided. A batch takes ``batch_bytes`` at most; so many pages of arrays are kept, ``cache_pages``,
-    where they are not ``resident``; ``lookahead`` batches are in sight, or sampled at once. All take ``nbytes``
-    together, at the least ``least_bytes`` would do."""
+    """A division of memory among batches and arrays.
+
+    A batch takes ``batch_bytes`` at most. ``resident`` arrays are held whole; of each other one, ``cache_pages`` pages
+    are kept. ``lookahead`` batches are known ahead, or sampled together. All take ``nbytes`` together; ``least_bytes``
+    would suffice.
+    """
 
     batch_bytes: int
     lookahead: int
@@ -42,18 +47,18 @@ class BatchPlan:
 
 
 def work_pages(array: Array, batch_bytes: int) -> int:
-    """Pages that rows of the array are picked from at a time, for batches of so many bytes."""
+    """Return the pages of ``array`` that rows are copied from at a time, for batches of ``batch_bytes``."""
     wanted = min(max(batch_bytes // _WORK_SHARE, _WORK_BYTES), _MOST_WORK_BYTES)
     return max(wanted // PAGE_BYTES, 2 * most_pages_of_row(array))
 
 
 class Division:
-    """So much memory divided among batches of so many bytes, the model, and ``arrays``, each held whole or in pages.
+    """The memory divided among batches of ``batch_bytes``, the model, and ``arrays``, each held whole or in pages.
 
-    ``fixed``: what no batch can do without; ``beside``: what whoever uses the batches takes, where so many bytes are
-    left for it. ``left``: what is left; ``resident``: the arrays that are held whole, which ``more`` bytes of others
-    would make of them. BudgetError, which says ``what`` is too large and the ``remedy``, with the least memory that
-    would do, for all ``processes`` together.
+    ``fixed``: bytes that every batch needs; ``beside``: from the bytes left, those that the batches' user (the model)
+    takes. ``left``: bytes left; ``resident``: the arrays held whole; ``more``: the bytes that holding another array
+    whole costs. BudgetError, which says ``what`` is too large and the ``remedy``, names the least memory that would
+    suffice, for all ``processes`` together.
     """
 
     def __init__(
@@ -86,13 +91,13 @@ class Division:
         self.resident = {name for name, more in self.more.items() if not more}
 
     def hold(self, name: str, share: int = 1) -> None:
-        """Hold an array whole, if that takes such a part of what is left at most."""
+        """Hold an array whole if that takes at most one ``share``-th of the memory left."""
         if name not in self.resident and self.more[name] <= self.left // share:
             self.resident.add(name)
             self.left -= self.more[name]
 
     def plan(self, lookahead: int, cached: Mapping[str, int]) -> BatchPlan:
-        """What comes of it; ``cached``: the bytes of the pages that are kept of arrays."""
+        """Return the division; ``cached``: the bytes of pages to keep of each array."""
         pages = {name: nbytes // frame_bytes() for name, nbytes in cached.items()}
         return BatchPlan(
             batch_bytes=self._batch_bytes,

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mini-batches of whole graphs of a store of many, in the place of PyG's ``DataLoader``: read from the SSD ahead.
+"""Mini-batches of whole graphs from a store of many graphs, in place of PyG's ``DataLoader``: read from the SSD ahead.
 
-The rows of a graph follow one another, so a batch is a few runs of rows of every array. What batches to come need is
-known from their graphs' numbers alone; the pages that arrays are read in are kept as those of sampled batches are. A
-thread reads one batch while the one before is in use. G graphs, N nodes and E edges of the store; of a batch g graphs,
-n nodes, e edges, P paths and H pairs of near nodes.
+A graph's rows are adjacent, so a batch is a few ranges of rows of every array. The graphs' numbers alone tell what
+later batches need; the pages read are cached as those of sampled batches are. A thread reads one batch while the one
+before is in use. G graphs, N nodes and E edges of the store; of a batch g graphs, n nodes, e edges, P paths and H pairs
+of near nodes.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -41,20 +41,20 @@ if TYPE_CHECKING:
     from torch_geometric.data import Batch
 
 _MOST_LOOKAHEAD, _LOOKAHEAD_SHARE = 256, 4
-"""Batches that are in sight, and the part of what is left for pages that seeing them may take."""
+"""The most batches known ahead, and the share of the memory left for the pages that knowing them takes."""
 _BOUND = {"graphs": "batch_size", "nodes": "batch_nodes", "edges": "batch_edges", "paths": "batch_paths"}
 _COUNTED_EDGES = 1 << 16
 _GRAPH_BYTES = 104
-"""Of every graph: where its rows and edges begin, its paths and pairs, its place in the order, what is sorted to bound
-batches."""
+"""Bytes for every graph: where its rows and edges begin, its paths and pairs, its place in the order, and sorting to
+bound batches."""
 _ROW_BYTES = 112
-"""Of every row and edge of a batch that is made: which it is, where it lies, and what comes of it."""
+"""Bytes for every row and edge of a batch while it is made: its number, its place, and its values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large a batch is, or can be at most; ``near``: pairs of near nodes; ``largest``: the nodes of its largest
-    graph."""
+    """The size of a batch, or the largest possible one; ``near``: pairs of near nodes; ``largest``: nodes of its
+    largest graph."""
 
     graphs: int
     nodes: int
@@ -70,9 +70,12 @@ class Size:
 
 
 class GraphSizes:
-    """What is known of every graph of a store: where its ``nodes`` and its ``edges`` begin [G + 1], how many
-    ``paths`` of so many edges it has [G], and how many pairs of nodes of so many ``hops``, ``near``, at most [G].
-    StoreError where that makes no sense."""
+    """The sizes of every graph of a store: where its ``nodes`` and ``edges`` begin [G + 1], how many ``paths`` it has
+    [G].
+
+    ``near`` [G] bounds its pairs of nodes that are at most ``hops`` apart. StoreError for a store whose graphs overlap
+    or leave nodes out.
+    """
 
     def __init__(self, store: Store, paths: int, hops: int = 0) -> None:
         if not store.num_graphs:
@@ -94,7 +97,7 @@ class GraphSizes:
             self._count(store, first, stop)
 
     def _count(self, store: Store, first: int, stop: int) -> None:
-        """Paths and pairs of the graphs ``first:stop``."""
+        """Return the numbers of paths and of pairs of near nodes in the graphs ``first:stop``."""
         indptr, indices = store.topology("in")
         low, high = int(self.nodes[first]), int(self.nodes[stop])
         degrees = np.diff(indptr.read(low, high + 1))
@@ -115,7 +118,7 @@ class GraphSizes:
             self.walks = int(walks.max(initial=self.walks))
 
     def of(self, graphs: AnyArray) -> dict[str, Ints]:
-        """Of each of these graphs, by what is counted [g]."""
+        """Return the sizes of these graphs [g], by what is counted."""
         nodes, edges = (first[graphs + 1] - first[graphs] for first in (self.nodes, self.edges))
         return {
             "graphs": np.ones(len(graphs), dtype=np.int64),
@@ -127,8 +130,8 @@ class GraphSizes:
 
 
 class Bounds:
-    """What batches may have at most: ``graphs``, ``nodes``, ``edges`` or ``paths``, some of them. OptionError for a
-    number that bounds nothing, and for a graph that is more by itself."""
+    """The limits of a batch: any of ``graphs``, ``nodes``, ``edges`` and ``paths``. OptionError for a limit below 1,
+    and for a graph that alone exceeds a limit."""
 
     def __init__(self, sizes: GraphSizes, graphs: Ints, most: Mapping[str, int | None]) -> None:
         self._sizes, self.most = sizes, {name: bound for name, bound in most.items() if bound is not None}
@@ -145,13 +148,13 @@ class Bounds:
                 )
 
     def cut(self, graphs: Ints) -> list[Ints]:
-        """Batches of these graphs in their order, each of as many as the bounds allow."""
+        """Divide these graphs in their order into batches, each as large as the limits allow."""
         sizes = self._sizes.of(graphs)
         bounds = [(np.cumsum(sizes[name]), bound) for name, bound in self.most.items()]
         return [graphs[first:stop] for first, stop in pieces(*bounds)]
 
     def largest(self, graphs: Ints) -> Size:
-        """What no batch of some of these graphs can be more than, in whatever order they come."""
+        """Return a size that no batch of any of these graphs exceeds, whatever their order."""
         sizes = self._sizes.of(graphs)
         found = {}
         for counted, counts in sizes.items():
@@ -162,25 +165,27 @@ class Bounds:
 
 
 class GraphLoader(BatchLoader):
-    """Batches of whole graphs, as PyG's ``DataLoader`` makes them: its ``Batch`` with ``x`` [n, F], ``edge_index`` [2,
-    e] (by target), ``batch`` [n], ``ptr`` [g + 1], ``y`` [g] or, of answers and values, [g, L] (one column is [g, 1];
-    as numbers with a fraction, NaN where they are missing), ``graph_id`` [g], and ``edge_weight`` and ``edge_attr``
-    where the store's edges have them.
+    """Batches of whole graphs, as PyG's ``DataLoader`` makes them.
+
+    A batch is PyG's ``Batch`` with ``x`` [n, F], ``edge_index`` [2, e] (by target), ``batch`` [n], ``ptr`` [g + 1],
+    ``graph_id`` [g], and ``edge_weight`` and ``edge_attr`` where the store's edges have them. ``y`` is [g] for classes,
+    and [g, L] for several labels or values (one column is [g, 1]; floating-point labels are NaN where they are
+    missing).
 
     A batch has at most ``batch_size`` graphs, ``batch_nodes`` nodes, ``batch_edges`` edges or ``batch_paths`` paths, as
-    many graphs in their order as all bounds allow; by nodes, edges or paths batches take alike much memory, however the
-    sizes of graphs differ. With ``paths`` of 2 or 3 edges, ``path_index`` [3 or 4, P] has all of them (see
-    ``ooc.sampling.paths``), made for the batch and stored nowhere; with ``hops`` of 2 or 3 ``hop_index`` [2, H] all
-    pairs of different nodes that a walk of so many edges at most leads from and to, each once (of 2: the edges of PyG's
-    ``TwoHop`` but for self-loops).
+    many graphs in their order as all limits allow. With a limit of nodes, edges or paths, batches take similar memory
+    however the sizes of graphs differ. With ``paths`` of 2 or 3 edges, ``path_index`` [3 or 4, P] has all of them (see
+    ``ooc.sampling.paths``), made for the batch and stored nowhere. With ``hops`` of 2 or 3, ``hop_index`` [2, H] has
+    all pairs of different nodes that are connected by a walk of at most so many edges, each once (for 2: the edges of
+    PyG's ``TwoHop`` without self-loops).
 
-    ``input_graphs``: all (None), a split by name, a mask [G] or numbers; ``shuffle``: each graph anywhere, in another
-    order each epoch, by ``seed`` and epoch alone. ``memory`` bounds all that is held, three batches too, ``"64M"`` or
-    bytes; by default half of what is free. It changes no batch.
+    ``input_graphs``: all (None), a split by name, a mask [G] or numbers; ``shuffle``: in a new order each epoch, which
+    depends on ``seed`` and the epoch alone. ``memory`` bounds all that is held, including three batches: ``"64M"`` or
+    bytes, by default half of what is free. It changes no batch.
 
-    An iteration is an epoch; ``epoch`` is the number of the next one, and may be set. Pages stay in memory until
-    ``close``. One iteration at a time. BudgetError with the least memory that would do; StoreError for a store that is
-    damaged.
+    An iteration is an epoch; ``epoch`` is the number of the next one and may be set. Pages stay in memory until
+    ``close``. Only one iteration may run at a time. BudgetError with the least memory that would suffice; StoreError
+    for a damaged store.
     """
 
     def __init__(
@@ -204,9 +209,12 @@ class GraphLoader(BatchLoader):
         _listener: Listener = ignore,
         **of_pyg: Any,
     ) -> None:
-        """``_others``: graphs that batches are to be had of as well, by ``read``. ``_beside``: what else is to be had
-        within the memory, by the largest batch, and what is left for it. ``_is_own``: whether this process makes the
-        batch of that number; ``_processes`` have such a memory each."""
+        """Make the loader; the arguments with an underscore are for the trainer.
+
+        ``_others``: further graphs that ``read`` may be asked for. ``_beside``: from the largest batch and the bytes
+        left, the bytes that the trainer takes. ``_is_own``: whether this process makes the batch of that number; each
+        of ``_processes`` has this memory.
+        """
         super().__init__(store, _listener, of_pyg)
         self.sizes = sizes = GraphSizes(self.store, paths, hops)
         self.graphs = rows_of(self.store, input_graphs, "input_graphs")
@@ -221,8 +229,11 @@ class GraphLoader(BatchLoader):
         self.plan = self._planned(self._memory_bytes(memory), partial(_beside, self.most), _processes)
 
     def _planned(self, memory_bytes: int, beside: Callable[[int], int], processes: int) -> BatchPlan:
-        """What no batch can do without comes first; then arrays as a whole, the smallest first, as long as they fit;
-        the rest is for pages, by the sizes of those that do not."""
+        """Return the division of memory: first what every batch needs, then whole arrays, smallest first, while they
+        fit.
+
+        The rest is for pages of the other arrays, in proportion to their sizes.
+        """
         store, sizes, most, arrays = self.store, self.sizes, self.most, self._arrays()
         batch_bytes = batch_nbytes(store, most, sizes.path_edges)
         rows = 2 * most.nodes + most.edges + 2 * most.graphs
@@ -245,11 +256,11 @@ class GraphLoader(BatchLoader):
         return division.plan(lookahead, {array.name: division.left * pages_of(array) // pages for array in outside})
 
     def __len__(self) -> int:
-        """Batches of the next epoch; by nodes, edges or paths others may have more or fewer."""
+        """Return the number of batches of the next epoch; with a limit of nodes, edges or paths it differs by epoch."""
         return len(self.batches_of(self.epoch))
 
     def batches_of(self, epoch: int) -> list[Ints]:
-        """The graphs of every batch of an epoch."""
+        """Return the graphs of every batch of an epoch."""
         if self._made[0] != epoch:
             graphs = self.graphs
             graphs = graphs[order_of(len(graphs), self.seed, epoch)] if self._shuffle else graphs
@@ -262,7 +273,7 @@ class GraphLoader(BatchLoader):
         return self.read([graphs for number, graphs in enumerate(batches) if self._is_own(number)])
 
     def read(self, batches: Sequence[Ints]) -> Loop:
-        """Batches of these graphs, none larger than the bounds allow."""
+        """Return batches of these graphs; none may exceed the limits."""
         sight = max(1, self.plan.lookahead // 2)
         groups = [[*batches[first : first + sight]] for first in range(0, len(batches), sight)]
 
@@ -278,7 +289,7 @@ class GraphLoader(BatchLoader):
 
 
 def _wanted(loader: GraphLoader, held: Held, graphs: Ints) -> dict[str, AnyArray]:
-    """By array: the rows that a batch needs; of offsets one more a graph than it has nodes."""
+    """Return the rows that a batch needs, by array; of ``in/indptr`` one more per graph than it has nodes."""
     sizes, counts = loader.sizes, loader.sizes.of(graphs)
     first, edges = sizes.nodes[graphs], run_numbers(sizes.edges[graphs], counts["edges"])
     others = {
@@ -339,7 +350,7 @@ def _batch(loader: GraphLoader, held: Held, graphs: Ints, uses: Mapping[str, Any
 
 
 def batch_nbytes(store: Store, most: Size, path_edges: int) -> int:
-    """What a batch of that size takes."""
+    """Return the bytes that a batch of that size takes."""
     node = store.array("x").row_bytes + 8
     edge = 16 + sum(array.row_bytes for array in store.edge_data("in"))
     graph = 24 + max(4, store.array("y").itemsize) * store.array("y").columns
@@ -348,8 +359,10 @@ def batch_nbytes(store: Store, most: Size, path_edges: int) -> int:
 
 
 def _most(counts: Ints, costs: Ints, bound: int) -> int:
-    """The most that ``counts`` [G] of some graphs can come to whose ``costs`` [G] come to ``bound`` at most; parts of a
-    graph may count, so that it is an upper bound that is found by sorting (G. Dantzig's, of the knapsack problem)."""
+    """Return an upper bound of the total of ``counts`` [G] over graphs whose ``costs`` [G] total at most ``bound``.
+
+    Fractions of a graph are allowed, so sorting finds the bound (G. Dantzig's bound of the knapsack problem).
+    """
     free = costs == 0
     order = np.argsort(-(counts[~free] / costs[~free]), kind="stable")
     counts_in, costs_in = counts[~free][order], costs[~free][order]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mini-batches of a store in the place of PyG's ``NeighborLoader``: sampled ahead, and read from the SSD ahead.
+"""Mini-batches of a store in place of PyG's ``NeighborLoader``: sampled ahead, and read from the SSD ahead.
 
-Two threads stand behind an epoch. One samples batches, several at once, so that what they will need is known; the
-other reads the rows of one batch while the one before is in use. N nodes; n nodes and e edges of a batch.
+Two threads serve an epoch. One samples several batches at once, so that the rows they will need are known. The other
+reads the rows of one batch while the one before is in use. N nodes; n nodes and e edges of a batch.
 """
 
 import contextlib
@@ -55,20 +55,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _DEFAULT_SHARE = 0.5
-"""Of the memory that is free, where nothing is said."""
+"""The share of the free memory that is taken by default."""
 _CHUNK_ROWS = 1 << 16
 _SHUFFLED = 2**32
-"""Beside seed and epoch in the key of the order of the seeds; no batch has this number."""
+"""The key, beside seed and epoch, of the order of the seeds; no batch has this number."""
 _SUPERBATCHES = 3
-"""One whose rows are read, one that is known to come next, and one that is sampled meanwhile."""
+"""Groups of sampled batches at once: one whose rows are read, the next one, and one being sampled."""
 _MOST_LOOKAHEAD = 64
-"""Batches ahead: beyond, what more is known of hardly saves a read."""
+"""The most batches known ahead; knowing more hardly saves a read."""
 _LOOKAHEAD_SHARE, _TOPOLOGY_SHARE, _ROWS_SHARE = 3, 2, 8
-"""Of what is left: sampling ahead takes a third, topology a half, and another array an eighth, at most."""
+"""Shares of the memory left: a third at most for sampling ahead, a half for topology, an eighth for each other
+array."""
 _DRAWN_EDGE_BYTES = 96
-"""Of each edge of a batch while it is drawn: places, random numbers, what is sorted."""
+"""Bytes for each edge of a batch while it is sampled: places, random numbers, sorting."""
 _TAKEN_BYTES, _TAKEN_PAGE_BYTES = 48, 96
-"""Of each row while rows are picked, and of each page of theirs: their order, where they lie, and what is read."""
+"""Bytes for each row, and each of its pages, while rows are copied: their order, their places, and what is read."""
 
 
 _OWN_THREADS = "the loader has threads of its own, which sample and read ahead; leave it out"
@@ -102,11 +103,11 @@ _OF_PYG: dict[str, tuple[object, str]] = {
     "exclude_keys": (None, "take what you need of each batch"),
     "follow_batch": (None, "take what you need of each batch"),
 }
-"""What PyG's loaders are given as well: the one value that there is here, and what does instead of another."""
+"""Arguments of PyG's loaders that are accepted with one value only, and what to do instead of another value."""
 
 
 class Held:
-    """What is kept from epoch to epoch: the engine, and ``rows`` in memory or pages of them, by array."""
+    """What is kept from epoch to epoch: the engine, and each array's ``rows``, whole or in pages."""
 
     def __init__(self, store: Store, arrays: Sequence[Array], plan: BatchPlan, sums: Sums, listener: Listener) -> None:
         self.store = store
@@ -127,7 +128,7 @@ class Held:
 
 
 class Loop(Iterator["Data"]):
-    """The batches of one iteration. OptionError where it goes on though it was ended before its last batch."""
+    """The batches of one iteration; raises OptionError when it is continued after ``end``."""
 
     def __init__(self, batches: Generator["Data"]) -> None:
         self._batches, self._done, self._reason = batches, False, ""
@@ -142,18 +143,18 @@ class Loop(Iterator["Data"]):
             raise
 
     def end(self, reason: str) -> None:
-        """Nobody is to go on with it."""
+        """End the iteration; continuing it raises an error that names ``reason``."""
         self._reason = self._reason or reason
         self._batches.close()
 
     def close(self) -> None:
-        """As of a generator."""
+        """End the iteration as ``close`` of a generator does."""
         self._done = True
         self._batches.close()
 
 
 class BatchLoader:
-    """What loaders of any kind of batches do with what they hold of ``_arrays`` while they run, by their ``plan``."""
+    """A loader of batches of any kind; a subclass says which ``_arrays`` it reads and makes the ``plan``."""
 
     store: Store
     plan: BatchPlan
@@ -161,8 +162,10 @@ class BatchLoader:
     _running: Any = None
 
     def __init__(self, store: Store | str | Path, listener: Listener, of_pyg: Mapping[str, Any]) -> None:
-        """``listener``: who is told of reading all that is to be compared later. ``of_pyg``: what else is given; of
-        what PyG's loaders take only what changes nothing here, or OptionError."""
+        """``listener`` is told of the first reading of all pages; ``of_pyg`` are further arguments of PyG's loaders.
+
+        Raises OptionError for such an argument with a value that would change batches.
+        """
         for name, value in of_pyg.items():
             if name not in _OF_PYG:
                 raise TypeError(f"{type(self).__name__} got an unexpected keyword argument {name!r}")
@@ -173,7 +176,7 @@ class BatchLoader:
         self._listener, self._sums = listener, Sums()
 
     def _begun(self, batches: Callable[[Held], Generator["Data"]]) -> Loop:
-        """Batches by what is held, which an iteration before this one uses no more."""
+        """Start an iteration with what is held, and end the one before it."""
         self._end_loop("another one over the same loader has begun; make a loader for each of two at once")
         if self._held is None:
             with self.store.unreplaced():
@@ -187,12 +190,12 @@ class BatchLoader:
             running.end(reason)
 
     def _of_one_store(self, batches: Generator["Data"]) -> Generator["Data"]:
-        """The same; StoreError where the store is replaced before the last."""
+        """Yield the batches; raise StoreError where the store is replaced before the last one."""
         with contextlib.closing(batches), self.store.unreplaced():
             yield from batches
 
     def _arrays(self) -> list[Array]:
-        """What is read."""
+        """Return the arrays that batches are read from."""
         raise NotImplementedError
 
     def _memory_bytes(self, memory: str | int | None) -> int:
@@ -201,11 +204,11 @@ class BatchLoader:
 
     @property
     def read_bytes(self) -> int:
-        """Bytes that were read so far, of everything."""
+        """Bytes read so far, of all arrays."""
         return 0 if self._held is None else int(self._held.engine.counters.read_bytes)
 
     def close(self) -> None:
-        """End threads, and free what an iteration makes anew. May be called twice, and the loader be used again."""
+        """End the threads and free what the next iteration makes anew. May be called twice; the loader stays usable."""
         self._end_loop("the loader has been closed")
         if self._held is not None:
             self._held.close()
@@ -219,22 +222,22 @@ class BatchLoader:
 
 
 class NeighborLoader(BatchLoader):
-    """Batches of ``batch_size`` seed nodes with neighbours of theirs, as PyG's ``NeighborLoader`` makes them.
+    """Batches of ``batch_size`` seed nodes with sampled neighbours, as PyG's ``NeighborLoader`` makes them.
 
-    ``num_neighbors``: the most in-edges that are drawn of a node, by hop, without replacement (-1: all). A batch is
-    PyG's ``Data`` with ``x`` [n, F], ``edge_index`` [2, e] (by hop), ``y``, ``n_id`` [n] (the seeds first), ``e_id``
-    [e] (places among the store's in-edges), ``input_id``, ``batch_size``, ``num_sampled_nodes``,
-    ``num_sampled_edges``, and ``edge_weight`` and ``edge_attr`` where the store's edges have them. Nodes are numbered
-    as before conversion; ``row_id`` [n] are their rows in the store. ``y`` has the store's form: classes [n], answers
-    and values [n, L], [n, 1] where there is one, also if the source had [N].
+    ``num_neighbors``: the most in-edges sampled of a node, by hop, without replacement (-1: all). A batch is PyG's
+    ``Data`` with ``x`` [n, F], ``edge_index`` [2, e] (by hop), ``y``, ``n_id`` [n] (the seeds first), ``e_id`` [e]
+    (places among the store's in-edges), ``input_id``, ``batch_size``, ``num_sampled_nodes``, ``num_sampled_edges``, and
+    ``edge_weight`` and ``edge_attr`` where the store's edges have them. Nodes are numbered as before conversion;
+    ``row_id`` [n] are their rows in the store. ``y`` has the store's form: classes [n], several labels or values [n,
+    L], a single one [n, 1], even if the source had [N].
 
-    ``input_nodes``: the seeds, all nodes (None), a split by name, a mask [N] or numbers; ``shuffle``: in another order
-    each epoch. ``memory`` bounds all that is held, the batches too, ``"64M"`` or bytes; by default half of what is
-    free. It changes no batch: what is drawn depends on ``seed``, epoch and batch alone.
+    ``input_nodes``: the seeds: all nodes (None), a split by name, a mask [N] or numbers; ``shuffle``: in a new order
+    each epoch. ``memory`` bounds all that is held, including batches: ``"64M"`` or bytes, by default half of what is
+    free. It changes no batch: samples depend on ``seed``, epoch and batch alone.
 
-    An iteration is an epoch; ``epoch`` is the number of the next one, and may be set. What is kept in memory stays for
-    the next epoch until ``close``, or the end of a ``with`` block, or until nobody holds the loader any more. One
-    iteration at a time. BudgetError with the least memory that would do; StoreError for a store that is damaged.
+    An iteration is an epoch; ``epoch`` is the number of the next one and may be set. Pages stay in memory for the next
+    epoch until ``close``, the end of a ``with`` block, or the deletion of the loader. Only one iteration may run at a
+    time. BudgetError with the least memory that would suffice; StoreError for a damaged store.
     """
 
     def __init__(
@@ -254,9 +257,11 @@ class NeighborLoader(BatchLoader):
         _listener: Listener = ignore,
         **of_pyg: Any,
     ) -> None:
-        """``_beside``: what else is to be had within the memory, by how many nodes and edges the first hops have, and
-        what is left for it. ``_is_own``: whether this process makes the batch of that number; ``_processes`` have such
-        a memory each."""
+        """Make the loader; the arguments with an underscore are for the trainer.
+
+        ``_beside``: from the nodes and edges of the first hops and the bytes left, the bytes that the trainer takes.
+        ``_is_own``: whether this process makes the batch of that number; each of ``_processes`` has this memory.
+        """
         super().__init__(store, _listener, of_pyg)
         self.store.check_one_graph("a NeighborLoader")
         self.fanouts = check_fanouts(num_neighbors)
@@ -274,9 +279,12 @@ class NeighborLoader(BatchLoader):
         self._sampler = Sampler(offsets, self.fanouts, seed=seed)
 
     def _planned(self, memory_bytes: int, beside: Callable[[int], int], processes: int) -> BatchPlan:
-        """First comes where every row's in-edges begin, where a node is in a batch, and batches as large as degrees and
-        fanouts let them be. Of what is left a third at most lets more batches be sampled ahead; topology and labels
-        stay in memory where they take less than their share; all else is for pages of the features."""
+        """Return the division of memory.
+
+        First come the rows' offsets, the nodes' places in a batch, and batches as large as degrees and fanouts allow.
+        Of the memory left, a third at most lets more batches be sampled ahead. Topology and labels are held whole where
+        they take less than their share. The rest is for pages of the features.
+        """
         store, (features, *others), (nodes, edges) = self.store, self._arrays(), self.most
         node_rows = sum(array.row_bytes for array in (features, *others) if array.shape[0] == store.num_nodes)
         edge_rows = sum(array.row_bytes for array in others[1:] if array.shape[0] == store.num_edges)
@@ -306,7 +314,7 @@ class NeighborLoader(BatchLoader):
         return division.plan(lookahead, {features.name: 0 if features.name in division.resident else division.left})
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
+        """Return the number of batches of an epoch."""
         whole, rest = divmod(len(self.seed_rows), self.batch_size)
         return whole + (rest > 0 and not self._drop_last)
 
@@ -322,37 +330,39 @@ class NeighborLoader(BatchLoader):
         return self._begun(batches)
 
     def _arrays(self) -> list[Array]:
-        """The features; then neighbours, labels, what edges carry, and what rows are called."""
+        """Return the features, then neighbours, labels, edges' data, and the rows' numbers before conversion."""
         store = self.store
         found = [store.array("x"), store.topology("in")[1], store.array("y"), *store.edge_data("in")]
         return found if store.attributes.get("order", "none") == "none" else [*found, store.array("perm")]
 
     @property
     def retained_bytes(self) -> int:
-        """What is held after ``close``."""
+        """Bytes that stay in memory after ``close``."""
         sums = SUM_BYTES * sum(pages_of(array) for array in self._arrays() if array.name not in self.plan.resident)
         return self._offsets.nbytes + 4 * self.store.num_nodes + 16 * len(self.seed_rows) + sums
 
     def in_degrees(self, rows: AnyArray) -> Ints:
-        """How many edges lead to each of these rows of the store [n]."""
+        """Return the in-degree of each of these rows of the store [n]."""
         found: Ints = self._offsets[rows + 1].astype(np.int64) - self._offsets[rows]
         return found
 
     @property
     def pages_read(self) -> int:
-        """Pages of features that were read so far; those that stay in memory once."""
+        """Pages of features read so far; those of features held in memory count once."""
         return 0 if self._held is None else self._held.rows["x"].pages_read
 
     def seeds_of(self, epoch: int) -> list[Ints]:
-        """The seeds of an epoch by batch, as places in ``input_nodes``."""
+        """Return an epoch's seeds by batch, as places in ``input_nodes``."""
         if self._made[0] != epoch:
             order = order_of(len(self.seed_rows), self.seed, epoch) if self._shuffle else np.arange(len(self.seed_rows))
             self._made = epoch, [order[k * self.batch_size : (k + 1) * self.batch_size] for k in range(len(self))]
         return self._made[1]
 
     def _sampled(self, held: Held, epoch: int) -> Generator[list[tuple[SampledBatch, Ints]]]:
-        """The epoch's batches that are this process's, with the places of their seeds among the input nodes: so many at
-        once as the plan lets be sampled ahead."""
+        """Yield groups of the epoch's batches that are this process's, with their seeds' places in ``input_nodes``.
+
+        A group has as many batches as the plan lets be sampled ahead.
+        """
         seeds, own = self.seeds_of(epoch), [number for number in range(len(self)) if self._is_own(number)]
 
         def take(edges: Ints) -> AnyArray:
@@ -369,7 +379,7 @@ class NeighborLoader(BatchLoader):
 
 
 def order_of(count: int, seed: int, epoch: int) -> Ints:
-    """The order in which an epoch takes ``count`` things, by their numbers."""
+    """Return the shuffled order of ``count`` things in an epoch."""
     order = np.arange(count)
     first, second = key_of(seed, epoch, _SHUFFLED)
     np.random.Generator(np.random.Philox(key=first << 32 | second)).shuffle(order)
@@ -379,8 +389,10 @@ def order_of(count: int, seed: int, epoch: int) -> Ints:
 def foreseen(
     held: Held, groups: Iterable[list[T]], needed: Callable[[T], Mapping[str, AnyArray]]
 ) -> Generator[tuple[list[T], dict[str, Foresight]]]:
-    """Groups of batches with what they need of arrays by name that are read in pages, of which a batch needs rows:
-    known of a group before its first, and what comes after it as far as the next group tells."""
+    """Yield each group of batches with the pages that its batches will use, by array that is read in pages.
+
+    A group's uses are known before its first batch, together with the uses of the group after it.
+    """
     before: tuple[list[T], dict[str, list[Places]]] | None = None
     for group in chain(groups, [[]]):
         needs: dict[str, list[Places]] = {}
@@ -399,7 +411,7 @@ def read_ahead(
     groups: Generator[tuple[list[T], dict[str, Foresight]]],
     made: Callable[[T, dict[str, Uses]], "Data"],
 ) -> Generator["Data"]:
-    """Every batch of groups that are foreseen, ``made`` with its rows."""
+    """Yield every batch of all groups, built by ``made`` from its uses."""
     with contextlib.closing(groups):
         for group, known in groups:
             for name, foresight in known.items():
@@ -440,7 +452,7 @@ def _data(held: Held, sampled: tuple[SampledBatch, Ints], uses: Mapping[str, Use
 
 
 def check_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
-    """``fanouts``, unless they make no sense."""
+    """Return ``fanouts`` as a tuple; raise OptionError for invalid ones."""
     asked: Any = fanouts
     is_list = isinstance(asked, Sequence) and len(asked) > 0
     if not is_list or not all(isinstance(fanout, Integral) and (int(fanout) > 0 or fanout == -1) for fanout in asked):
@@ -449,8 +461,11 @@ def check_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
 
 
 def rows_of(store: Store, asked: npt.ArrayLike | str | None, name: str = "input_nodes") -> Ints:
-    """The rows of the nodes, or the graphs, that are asked for, in the order in which they are; those of a split or of
-    all as they were numbered before conversion. OptionError, which says ``name``, for what are none."""
+    """Return the rows of the nodes or graphs ``asked`` for, in that order.
+
+    Rows of a split, or of all, are in the order before conversion. OptionError, with the argument's ``name``, for
+    anything that selects no rows.
+    """
     count = store.num_graphs or store.num_nodes
     is_ordered = store.attributes.get("order", "none") != "none"
     called = "graphs" if store.num_graphs else "nodes"
@@ -481,7 +496,7 @@ def rows_of(store: Store, asked: npt.ArrayLike | str | None, name: str = "input_
 
 
 def _numbers_of_rows(store: Store, rows: Ints) -> Ints:
-    """What the nodes of some ascending ``rows`` were numbered before conversion."""
+    """Return the numbers that the nodes of these ascending ``rows`` had before conversion."""
     found, done = np.empty_like(rows), 0
     for start, block in store.array("perm").blocks(_CHUNK_ROWS):
         stop = int(np.searchsorted(rows, start + len(block)))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GCN's normalisation by the degrees of the whole graph, in batches that know some of a node's edges only.
+"""GCN's normalisation by the degrees of the whole graph, for batches that contain only some of a node's edges.
 
-``GCNConv`` takes degrees of the edges it is given. In a batch these are what was drawn, at the outermost nodes none; so
-with all neighbours drawn its results would not be those of the full graph, and what is trained not what is scored. Here
-an edge from j to i weighs as in the full graph, times the in-edges of i over those of them that were drawn: with
-all drawn the same, and otherwise right on average.
+``GCNConv`` takes degrees from the edges it is given. In a batch these are the sampled ones, and the outermost nodes
+have none. Even with all neighbours sampled, its results would differ from the full graph's, and the trained function
+from the scored one. Here an edge from j to i has its weight in the full graph, times the in-degree of i over the number
+of its in-edges that were sampled. That is exact with all neighbours, and otherwise correct in expectation.
 
 n nodes and e edges of a batch.
 """
@@ -25,8 +25,10 @@ _ARGUMENTS = ("x", "edge_index", "edge_weight")
 
 
 class GcnNormalization:
-    """Of the ``GCNConv`` in ``model``; ``scalings`` are of the store's rows, None where only sizes are asked for.
-    ModelError for another layer that takes degrees of its edges."""
+    """The normalisation for each ``GCNConv`` in ``model``; ``scalings`` [N] are None where only sizes are asked for.
+
+    Raises ModelError for another layer that takes degrees from its edges.
+    """
 
     def __init__(self, model: nn.Module, scalings: Mapping[AnyScaling, RowScaling | None]) -> None:
         self.scalings = scalings
@@ -42,9 +44,11 @@ class GcnNormalization:
     def applied(
         self, rows_n: Tensor, degrees_n: Tensor, edge_index: Tensor, edge_weight: Tensor | None
     ) -> Iterator[None]:
-        """Meanwhile the model is given a batch of these rows of the store, whose in-degrees there are ``degrees_n``. On
-        the meta device what it is given has the right sizes; ModelError there for a layer that is given other edges or
-        weights than these, or normalizes otherwise than in what the outputs are made of."""
+        """Within this context the model may be given a batch of rows ``rows_n``, whose in-degrees are ``degrees_n``.
+
+        On the meta device only sizes are right. There, ModelError is raised for a layer that is given other edges or
+        weights than these, or whose normalisation is not among those of the outputs.
+        """
         if not self._convs:
             yield
             return
@@ -88,7 +92,7 @@ class GcnNormalization:
 def _normalized(
     scaling: RowScaling, rows_n: Tensor, share_n: Tensor, edge_index: Tensor, weight_e: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The edges with self-loops as they count in the full graph, and the weight of each."""
+    """Return the edges with self-loops, and the weight of each."""
     assert scaling.scale_N1 is not None
     scale_n = scaling.scale_N1[rows_n, 0]
     source_e, target_e = edge_index
@@ -105,7 +109,7 @@ def _normalized(
 
 
 def _normalizes(layer: MessagePassing) -> bool:
-    """Whether it calls PyG's ``gcn_norm``, or the like of it."""
+    """Return whether the layer calls PyG's ``gcn_norm`` or ``get_laplacian``."""
     code = getattr(type(layer).forward, "__code__", None)
     names = () if code is None else code.co_names
     return ("gcn_norm" in names and bool(getattr(layer, "normalize", True))) or "get_laplacian" in names

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of one array of a store by their numbers, from memory or from pages of 4 KiB that an engine reads.
+"""Rows of one array of a store, copied from memory or from pages of 4 KiB that an engine reads.
 
-What batches to come need of an array is known once they are sampled. So pages are kept by L. A. Belady's rule, with
-bypass (IBM Systems Journal 5(2), 1966): after each batch those whose next use is nearest, be they in the cache or just
-read, and of those that no batch in sight needs again the ones that are there. Within a batch a page is read once.
+What later batches need of an array is known once they are sampled. Pages are therefore kept by L. A. Belady's rule with
+bypass (IBM Systems Journal 5(2), 1966): after each batch the pages whose next use is nearest, cached or just read. Of
+pages that no known batch needs again, the cached ones stay. Within a batch a page is read once.
 
-The store has checksums of chunks, which are many pages. So all of an array is read once at first: chunks are compared
-with the store's checksums, and of each page a sum is kept, with which it is compared whenever it is read again.
+The store has checksums of chunks, which are many pages. Therefore all of an array is read once at first: chunks are
+compared with the store's checksums, and a sum of each page is kept, to compare the page with whenever it is read again.
 
 n rows asked for, P pages of a batch, C columns.
 """
@@ -30,26 +30,26 @@ from ooc.storage.sparse_array import INDEX_DTYPE, Entries, SparseArray
 
 Places = npt.NDArray[np.integer[Any]]
 MOST_BATCHES = 1000
-"""That may be in sight at once."""
+"""The most batches that may be known ahead."""
 _NEVER, _FREE = MOST_BATCHES, MOST_BATCHES + 1
-"""Next uses of a page that no batch in sight needs, and of a frame that holds none."""
+"""The next use of a page that no known batch needs, and of a frame that holds no page."""
 _STAGED = 2
-"""Windows of pages on their way at once, beside the one whose rows are picked."""
+"""Windows of pages being read at once, beside the one that rows are copied from."""
 SUM_BYTES = 4
 _PER_PAGE_BYTES = 1 + 4 + 2 * 2 + SUM_BYTES
-"""Of every page of an array, cached or not: whether it is wanted, its frame, its next use in two foresights, a sum."""
+"""Bytes for every page of an array, cached or not: wanted or not, its frame, its next use (twice), a sum."""
 _PICKED_ENTRY_BYTES = 32
 _PER_FRAME_BYTES = 8 + 2 + 17
-"""Of every page that is kept: which it is, when it is needed next, and while it is found which frames come free."""
+"""Bytes for every cached page: its number, its next use, and the search for free frames."""
 
 
 Sums = dict[str, npt.NDArray[np.uint32]]
-"""Of each page of arrays, by their names: its 32-bit words added up."""
+"""By array, the sum of each page's 32-bit words."""
 
 
 class Pages:
-    """The chunk files of ``array`` as one row of ``count`` pages. ``sums``: those that are known, or will be; they may
-    outlive this."""
+    """The chunk files of ``array`` as one sequence of ``count`` pages; ``sums``, shared with others, are filled by
+    `learn`."""
 
     def __init__(self, array: Array, engine: Engine, sums: Sums | None = None, listener: Listener = ignore) -> None:
         self.array = array
@@ -60,8 +60,10 @@ class Pages:
         self._files = [ChunkFile(array.chunk_path(chunk)) for chunk in range(array.num_chunks)]
 
     def requests(self, pages: Places, bounds: AnyArray) -> list[Places]:
-        """Of each part of these ``pages``, ascending, between the ``bounds`` [parts + 1]: chunk, offset and bytes of
-        its requests [r, 3]; pages that follow one another are one."""
+        """Return, for each part of the ascending ``pages`` between ``bounds`` [parts + 1], its requests [r, 3].
+
+        A request is (chunk, offset, bytes); adjacent pages are one request.
+        """
         apart = (np.diff(pages) != 1) | (pages[1:] % self._per_chunk == 0)
         begins = np.union1d(np.flatnonzero(apart) + 1, bounds[:-1])
         begins = begins[begins < len(pages)]
@@ -71,20 +73,20 @@ class Pages:
         return np.split(found, np.searchsorted(begins, bounds[1:-1]))
 
     def read(self, requests: Iterable[Sequence[int]], into: Bytes) -> Ticket:
-        """Fill ``into`` with what is asked for: of each request chunk, offset and bytes."""
+        """Read each request (chunk, offset, bytes) into ``into``, one after the other."""
         files, name = self._files, self.array.name
         return self._engine.read([Span(files[chunk], offset, nbytes, name) for chunk, offset, nbytes in requests], into)
 
     def read_range(self, first: int, stop: int, into: Bytes) -> Ticket:
-        """Fill ``into`` with the pages from the ``first`` on."""
+        """Read the pages ``first:stop`` into ``into``."""
         per_chunk = self._per_chunk
         cuts = pairwise([first, *range(first - first % per_chunk + per_chunk, stop, per_chunk), stop])
         requests = [(at // per_chunk, at % per_chunk * PAGE_BYTES, (end - at) * PAGE_BYTES) for at, end in cuts]
         return self.read(requests, into)
 
     def learn(self, buffers: Sequence[Bytes]) -> None:
-        """Read every page, unless that has been done, by way of ``buffers``. StoreError where a chunk's checksum is
-        another than the store's."""
+        """Read every page once, through ``buffers``, and keep its sum; raise StoreError where a chunk's checksum is
+        wrong."""
         if self.array.name in self._sums or not self.array.has_checksums:
             return
         stored, sums = self.array.checksums(), np.empty(self.count, dtype=np.uint32)
@@ -120,7 +122,7 @@ class Pages:
         self._sums[self.array.name] = sums
 
     def compare(self, pages: Places, memory: Bytes) -> None:
-        """StoreError where ``memory`` has other bytes of these ``pages`` than they had at first."""
+        """Raise StoreError where ``memory`` does not have the bytes that these ``pages`` had at first."""
         sums = self._sums.get(self.array.name)
         if sums is not None and (wrong := np.flatnonzero(sums[pages] != _sums_of(memory))).size:
             raise self.array.damaged(int(pages[wrong[0]]) // self._per_chunk)
@@ -143,12 +145,12 @@ class ResidentRows:
         self._rows = memory.view(array.dtype).reshape(array.padded_rows, *array.shape[1:])
 
     def take(self, rows: AnyArray, uses: "Uses | None" = None) -> AnyArray:
-        """``rows`` [n] in their order, [n] or [n, C]."""
+        """Return the ``rows`` in that order, [n] or [n, C]."""
         return np.take(self._rows, rows, axis=0)
 
 
 class SparseRows(ResidentRows):
-    """The rows of a matrix that is kept without its zeros: its entries in memory, read once, and rows dense."""
+    """The rows of a sparse matrix: its entries in memory, read once, and dense rows when they are taken."""
 
     def __init__(self, array: SparseArray) -> None:
         self.pages_read = 0
@@ -157,7 +159,7 @@ class SparseRows(ResidentRows):
         self._starts = np.cumsum(self._counts) - self._counts
 
     def take(self, rows: AnyArray, uses: "Uses | None" = None) -> AnyArray:
-        """``rows`` [n] in their order, [n, C]."""
+        """Return the ``rows`` in that order, dense, [n, C]."""
         counts = self._counts[rows]
         places = run_numbers(self._starts[rows], counts)
         return Entries(counts, self._columns_of[places], self._values[places]).dense(self._columns)
@@ -165,7 +167,8 @@ class SparseRows(ResidentRows):
 
 @dataclass(frozen=True, slots=True)
 class Uses:
-    """The ``pages`` [P] that a batch needs, ascending, and which batch in sight needs each ``next``, by its place."""
+    """The ``pages`` [P] that a batch needs, ascending, and for each the place of the ``next`` known batch that needs
+    it."""
 
     pages: Places
     next: npt.NDArray[np.int16]
@@ -173,15 +176,17 @@ class Uses:
 
 @dataclass(frozen=True, slots=True)
 class Foresight:
-    """The uses of several batches, and of every page of the array the ``first``."""
+    """The uses of several batches, and the ``first`` use of every page of the array."""
 
     uses: list[Uses]
     first: npt.NDArray[np.int16]
 
 
 class _Window(NamedTuple):
-    """Pages ``low`` to ``high`` of a batch, of which those from ``new`` on were in no window before, and of the rows in
-    ascending order those that lie in them: from ``start`` to ``stop``."""
+    """The pages ``low:high`` of a batch, as far as memory to copy from allows, and the rows ``start:stop`` inside them.
+
+    Pages from ``new`` on were in no window before. Rows count in ascending order.
+    """
 
     low: int
     new: int
@@ -191,10 +196,10 @@ class _Window(NamedTuple):
 
 
 class PagedRows:
-    """Rows of an array of which ``cache_pages`` are kept in memory; ``work_pages`` at a time are picked from.
-    StoreError where the SSD returns other bytes than the store's.
+    """Rows of an array of which ``cache_pages`` are cached; rows are copied from ``work_pages`` at a time.
 
-    ``needs`` and ``foresee`` may be called on one thread while another one calls ``begin`` and ``take``.
+    Raises StoreError where the SSD returns other bytes than the store's. One thread may call ``needs`` and ``foresee``
+    while another one calls ``begin`` and ``take``.
     """
 
     def __init__(self, pages: Pages, *, cache_pages: int, work_pages: int) -> None:
@@ -222,7 +227,7 @@ class PagedRows:
         self._next_use = np.full(cache_pages, _FREE, dtype=np.int16)
 
     def needs(self, rows: AnyArray) -> Places:
-        """The pages in which these rows lie [P], ascending."""
+        """Return the pages that contain these rows [P], ascending."""
         wanted, at_bytes = self._wanted, rows.astype(np.int64) * self._row_bytes
         first, last = at_bytes // PAGE_BYTES, (at_bytes + self._row_bytes - 1) // PAGE_BYTES
         for further in range(self._pages_a_row):
@@ -232,7 +237,7 @@ class PagedRows:
         return pages.astype(np.int32)
 
     def foresee(self, batches: Sequence[Places], later: Sequence[Places] = ()) -> Foresight:
-        """The uses of batches that need these pages, one after the other, and that ``later`` ones come after them."""
+        """Return the uses of consecutive batches that need these pages; ``later`` batches follow them."""
         following = np.full(self._pages.count, _NEVER, dtype=np.int16)
         uses = []
         for number, pages in reversed([*enumerate([*batches, *later])]):
@@ -241,12 +246,12 @@ class PagedRows:
         return Foresight(uses[::-1][: len(batches)], following)
 
     def begin(self, foresight: Foresight) -> None:
-        """From now on batches are those of ``foresight``: what is kept is needed when they first need it."""
+        """Start the batches of ``foresight``: set each cached page's next use to its first use there."""
         held = np.flatnonzero(self._page_in >= 0)
         self._next_use[held] = foresight.first[self._page_in[held]]
 
     def take(self, rows: AnyArray, uses: Uses | None = None) -> AnyArray:
-        """``rows`` [n] in their order, [n] or [n, C]; ``uses``: what was foreseen of them."""
+        """Return the ``rows`` in that order, [n] or [n, C]; ``uses``: the batch's uses in the foresight."""
         array = self._pages.array
         if uses is None:
             uses = self.foresee([self.needs(rows)]).uses[0]
@@ -267,7 +272,7 @@ class PagedRows:
     # ---- pages of a batch --------------------------------------------------------------------------------------
 
     def _cut(self, count: int, first: Places, last: Places) -> Iterator[_Window]:
-        """Windows over ``count`` pages, such that each row lies in one of them."""
+        """Yield windows over ``count`` pages such that each row lies within one of them."""
         low = new = start = 0
         while start < len(last):
             high = min(count, low + self._work_pages)
@@ -277,11 +282,10 @@ class PagedRows:
             low = int(first[stop]) if stop < len(first) else high
 
     def _windows(self, uses: Uses, first: Places, last: Places) -> Iterator[_Window]:
-        """Each window of a batch while its pages lie side by side in ``_work``, where they come from the window before,
-        from the disk and from the cache. Meanwhile those of the next are read.
+        """Yield each window of a batch once its pages are adjacent in ``_work``; meanwhile the next one's are read.
 
-        A page that is to be kept while no frame is free yet is not kept. That is rare, as frames come free all along a
-        batch.
+        Pages come from the window before, from the disk, or from the cache. A page that should be cached when no frame
+        is free yet is not cached. That is rare, as frames become free throughout a batch.
         """
         pages, work, cache = uses.pages, self._work, self._cache
         frames = self._frame_of[pages]
@@ -333,8 +337,10 @@ class PagedRows:
         self._next_use[held] = uses.next[absent[staying]]
 
     def _choose(self, uses: Uses, frames: AnyArray, present: Places, absent: Places) -> tuple[Places, Places, Places]:
-        """Which of the ``absent`` pages to keep, by their places there; the frames that are free for them; and where
-        the pages [P] lie that the batch takes from the last of these first.
+        """Choose the pages to cache.
+
+        Returns which of the ``absent`` pages to cache, by their places there; the free frames for them; and the places
+        [P] of the pages in the last of these frames, which the batch must use first.
         """
         next_use, room = self._next_use, len(self._next_use)
         later = uses.next[absent]
@@ -361,40 +367,40 @@ Rows = ResidentRows | PagedRows
 
 
 def _parts(places: Places, bounds: AnyArray) -> list[slice]:
-    """Where ``places``, ascending, lie between ``bounds`` [parts + 1]."""
+    """Return where the ascending ``places`` lie between ``bounds`` [parts + 1]."""
     return [slice(*pair) for pair in pairwise(places.searchsorted(bounds).tolist())]
 
 
 def pages_of(array: Array) -> int:
-    """Pages of all its chunk files; of one kept without its zeros none are asked for by themselves."""
+    """Return the number of pages of all chunk files; 0 for a sparse matrix, which is not read in pages."""
     return 0 if isinstance(array, SparseArray) else array.num_chunks * array.chunk_bytes // PAGE_BYTES
 
 
 def _sums_of(memory: Bytes) -> npt.NDArray[np.uint32]:
-    """Of each page: a sum that is another one wherever the bits of one word are."""
+    """Return a sum of each page's words, which any change of a single word changes."""
     sums: npt.NDArray[np.uint32] = memory.view(np.uint32).reshape(-1, PAGE_BYTES // 4).sum(axis=1, dtype=np.uint32)
     return sums
 
 
 def most_pages_of_row(array: Array) -> int:
-    """Pages that one row lies in, at most."""
+    """Return the largest number of pages that one row extends over."""
     return -(-array.row_bytes // PAGE_BYTES) + (PAGE_BYTES % array.row_bytes != 0)
 
 
 def resident_bytes(array: Array) -> int:
-    """What :class:`ResidentRows` takes; of one kept without its zeros, with what picking rows takes meanwhile."""
+    """Return the bytes that :class:`ResidentRows` takes; of a sparse matrix, including those while rows are copied."""
     if isinstance(array, SparseArray):
         return array.entries * (_PICKED_ENTRY_BYTES + INDEX_DTYPE.itemsize + array.itemsize) + 16 * array.shape[0]
     return pages_of(array) * PAGE_BYTES
 
 
 def paged_bytes(array: Array, work_pages: int) -> int:
-    """What :class:`PagedRows` takes beside its cache, each page of which takes :func:`frame_bytes`."""
+    """Return the bytes that :class:`PagedRows` takes beside its cache, each page of which takes :func:`frame_bytes`."""
     if isinstance(array, SparseArray):
         return resident_bytes(array)
     return pages_of(array) * _PER_PAGE_BYTES + (1 + _STAGED) * work_pages * PAGE_BYTES
 
 
 def frame_bytes() -> int:
-    """Of the cache."""
+    """Return the bytes that one cached page takes."""
     return PAGE_BYTES + _PER_FRAME_BYTES

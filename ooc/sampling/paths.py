@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths of two or three edges through graphs, and pairs of near nodes, made from their edges when they are wanted.
+"""Paths of two or three edges through graphs, and pairs of near nodes, made from the edges when they are needed.
 
-A path of k edges is v0 → v1 → … → vk along edges of which any three nodes in a row are different: no edge is a
+A path of k edges is v0 → v1 → … → vk along edges, of which any three consecutive nodes are different: no edge is a
 self-loop, and none leads straight back. So the two ends of three edges may be one node, as in a triangle. Of repeated
-edges each makes paths of its own. A pair of near nodes is two different ones that a walk of so many edges at most, the
-hops, leads from and to. n nodes and e edges, by target and then by source; P paths, H pairs.
+edges each makes its own paths. A pair of near nodes is two different nodes connected by a walk of at most so many edges
+(hops). n nodes and e edges, by target and then by source; P paths, H pairs.
 """
 
 from collections.abc import Iterator
@@ -15,21 +15,20 @@ from ooc.errors import OptionError
 from ooc.sampling.runs import Ints, pieces, run_numbers
 
 _WALKS = 1 << 16
-"""That are extended at a time."""
+"""Walks that are extended at a time."""
 _WALK_BYTES = 128
-"""Of each of them: its nodes before and after, where its edges lie, whether it stays."""
+"""Bytes for each of them: its nodes before and after, its edges' places, whether it stays."""
 
 
 def check_lengths(**lengths: int) -> None:
-    """OptionError unless ``paths`` of so many edges, and pairs of nodes of so many ``hops``, can be made."""
+    """Raise OptionError unless ``paths`` of so many edges, and pairs at most ``hops`` apart, can be made."""
     for name, edges in lengths.items():
         if edges not in (0, 2, 3):
             raise OptionError(f"{name}={edges} is neither 2 nor 3 (0: none)")
 
 
 def count_paths(sources: Ints, targets: Ints, nodes: int, edges: int) -> Ints:
-    """How many paths have each edge [e] as the last of two ``edges``, or as the second of three; of ``sources`` and
-    ``targets`` [e]."""
+    """Return how many paths have each edge [e] as the last of two ``edges``, or as the second of three."""
     plain = sources != targets
     keys = targets * nodes + sources
     back = sources * nodes + targets
@@ -42,7 +41,7 @@ def count_paths(sources: Ints, targets: Ints, nodes: int, edges: int) -> Ints:
 
 
 def count_walks(sources: Ints, degrees: Ints, hops: int) -> Ints:
-    """How many walks of ``hops`` edges or fewer, none among them, end at each node [n]."""
+    """Return how many walks of at most ``hops`` edges, including the empty one, end at each node [n]."""
     walks = np.ones_like(degrees)
     for _ in range(hops):
         walks = 1 + _through_in_edges(walks, sources, degrees)
@@ -50,14 +49,17 @@ def count_walks(sources: Ints, degrees: Ints, hops: int) -> Ints:
 
 
 def making_bytes(walks: int) -> int:
-    """What making paths or pairs takes beside them, where so many ``walks`` end with one edge or at one node."""
+    """Return the bytes that making paths or pairs takes beside them, where ``walks`` walks end with one edge or at one
+    node."""
     return _WALK_BYTES * max(_WALKS, walks)
 
 
 def find_paths(sources: Ints, degrees: Ints, edges: int, count: int) -> Ints:
-    """All ``count`` paths of two or three ``edges`` as a matrix [edges + 1, P]: first node, …, last node; by their last
-    node, then by the last but one, and so on. ``sources`` [e] by target, ``degrees`` [n] of these. ValueError where
-    there are not as many, as edges are not sorted."""
+    """Return all ``count`` paths of two or three ``edges`` as a matrix [edges + 1, P]: first node, …, last node.
+
+    They are sorted by their last node, then by the last but one, and so on. ``sources`` [e] are by target, ``degrees``
+    [n] are their numbers. ValueError where the count is wrong because edges are not sorted.
+    """
     out = np.empty((edges + 1, count), dtype=np.int64)
     done = 0
     for walks in _found(sources, degrees, edges):
@@ -74,8 +76,10 @@ def find_paths(sources: Ints, degrees: Ints, edges: int, count: int) -> Ints:
 
 
 def find_near(sources: Ints, degrees: Ints, hops: int, most: int) -> Ints:
-    """All pairs of nodes of so many ``hops``, ``most`` or fewer, as a matrix [2, H]: one node above the other, by the
-    lower one, then by the upper. ``sources`` [e] by target, ``degrees`` [n] of these. ValueError where there are more.
+    """Return all pairs of nodes at most ``hops`` apart, ``most`` or fewer, as a matrix [2, H].
+
+    They are sorted by the lower row, then by the upper one. ``sources`` [e] are by target, ``degrees`` [n] are their
+    numbers. ValueError where there are more.
     """
     count, done, pairs = len(degrees), 0, np.empty(most, dtype=np.int64)
     starts = np.cumsum(degrees) - degrees
@@ -99,8 +103,8 @@ def find_near(sources: Ints, degrees: Ints, hops: int, most: int) -> Ints:
 
 
 def walks_by_edge(sources: Ints, degrees: Ints, edges: int) -> Ints:
-    """How many walks of so many ``edges``, which may become paths, end with each edge [e], where ``degrees`` [n] are
-    nodes' in-edges."""
+    """Return how many walks of ``edges`` edges, which may become paths, end with each edge [e]; ``degrees`` [n] of
+    nodes."""
     ways = degrees
     for _ in range(edges - 2):
         ways = _through_in_edges(ways, sources, degrees)
@@ -108,14 +112,14 @@ def walks_by_edge(sources: Ints, degrees: Ints, edges: int) -> Ints:
 
 
 def _through_in_edges(ways: Ints, sources: Ints, degrees: Ints) -> Ints:
-    """How many ways lead to each node [n] by an edge more than the ``ways`` [n] to the nodes that edges come from."""
+    """Return how many ways lead to each node [n] through its in-edges, from the ``ways`` [n] to their sources."""
     ends, total = np.cumsum(degrees), np.concatenate([[0], np.cumsum(ways[sources])])
     found: Ints = total[ends] - total[ends - degrees]
     return found
 
 
 def _found(sources: Ints, degrees: Ints, edges: int) -> Iterator[list[Ints]]:
-    """Paths as lists of their first nodes, …, last nodes, a few at a time."""
+    """Yield paths as lists of their first nodes, …, last nodes, a few at a time."""
     starts = np.cumsum(degrees) - degrees
     targets = np.repeat(np.arange(len(degrees)), degrees)
     for first, stop in pieces((np.cumsum(walks_by_edge(sources, degrees, edges)), _WALKS)):

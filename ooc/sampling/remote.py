@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store as PyG's remote backend (``torch_geometric.data.FeatureStore`` and ``GraphStore``): loaders read it.
+"""A store as PyG's remote backend (``torch_geometric.data.FeatureStore`` and ``GraphStore``), which PyG's loaders read.
 
-Nodes are named by their numbers before conversion, 0 … N-1, whatever the order of the rows: node i is what the
-source calls ``store.ids[i]``. Features, labels and masks are read from the disk, the rows asked for and nothing else.
-The edges are handed over whole, as PyG's samplers want them: 8 bytes an edge and 8 a node. What edges carry is read
-like features, by their places among these edges. N nodes, E edges, n rows asked for.
+Nodes have their numbers before conversion, 0 … N-1, whatever the order of the rows: node i is ``store.ids[i]`` in the
+source. Features, labels and masks are read from the disk, only the rows asked for. The edges are handed over as a
+whole, as PyG's samplers need them: 8 bytes an edge and 8 a node. Edges' data are read like features, by the edges'
+places. N nodes, E edges, n rows asked for.
 """
 
 from typing import Any
@@ -26,14 +26,14 @@ ATTRIBUTES = {
     "val_mask": "split/valid",
     "test_mask": "split/test",
 }
-"""The tensors of nodes, and the arrays of the store that they are."""
+"""Tensors of nodes, and the store's arrays of them."""
 EDGE_ATTRIBUTES = {"edge_weight": EDGE_WEIGHT, "edge_attr": EDGE_FEATURES}
-"""The tensors of edges that there may be."""
+"""Optional tensors of edges."""
 _BLOCK_EDGES = 1 << 16
 
 
 def remote_backend(store: Store) -> tuple["StoreFeatures", "StoreGraph"]:
-    """``(features, graph)`` for PyG's loaders: ``NeighborLoader(data=ooc.remote_backend(store), …)``.
+    """Return ``(features, graph)`` for PyG's loaders: ``NeighborLoader(data=ooc.remote_backend(store), …)``.
 
     Holds 8 bytes a node where the rows are in hop order, nothing otherwise.
     """
@@ -43,11 +43,11 @@ def remote_backend(store: Store) -> tuple["StoreFeatures", "StoreGraph"]:
 
 
 class StoreFeatures(FeatureStore):  # type: ignore[misc]
-    """``x``, ``y``, ``train_mask``, ``val_mask`` and ``test_mask`` of the one kind of node there is (group None).
+    """``x``, ``y``, ``train_mask``, ``val_mask`` and ``test_mask`` of a homogeneous graph (group None).
 
-    Where the edges have them, ``edge_weight`` and ``edge_attr`` too, by an edge's place among the graph's edges (CSC),
-    which is what a loader's batch has as ``e_id``. They are not listed, since loaders ask for the listed ones by node.
-    Reading is thread-safe. What is put or removed raises StoreError: a store does not change.
+    Where the edges have them, also ``edge_weight`` and ``edge_attr``, by an edge's place among the graph's edges (CSC),
+    which is ``e_id`` of a loader's batch. They are not listed, since loaders ask for the listed ones by node. Reading
+    is thread-safe. Putting or removing a tensor raises StoreError: a store does not change.
     """
 
     def __init__(self, store: Store, places: AnyArray | None) -> None:
@@ -92,7 +92,7 @@ class StoreFeatures(FeatureStore):  # type: ignore[misc]
 
 
 class StoreGraph(GraphStore):  # type: ignore[misc]
-    """The edges of the one kind there is (type None), by target (CSC)."""
+    """The edges of a homogeneous graph (type None), by target (CSC)."""
 
     def __init__(self, store: Store, places: AnyArray | None) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class StoreGraph(GraphStore):  # type: ignore[misc]
 
 
 def _places(store: Store) -> AnyArray | None:
-    """The row of each original id [N]; None where it is the id."""
+    """Return the row of each original id [N]; None where it is the id."""
     if store.attributes.get("order", "none") == "none":
         return None
     perm = store.array("perm").read()
@@ -126,7 +126,7 @@ def _places(store: Store) -> AnyArray | None:
 
 
 def _edge_places(store: Store, places: AnyArray, edges: AnyArray) -> AnyArray:
-    """Where in the store the ``edges`` [n] lie, given by their places among those by original targets."""
+    """Return the places in the store of ``edges`` [n], which are places among the edges by original target."""
     starts = store.array("in/indptr").read()
     ordered = _starts_by_id(starts, places)
     targets = np.searchsorted(ordered, edges, side="right") - 1
@@ -135,13 +135,13 @@ def _edge_places(store: Store, places: AnyArray, edges: AnyArray) -> AnyArray:
 
 
 def _starts_by_id(starts: AnyArray, places: AnyArray) -> AnyArray:
-    """Where the in-edges of each original id begin [N + 1], if they lie in that order."""
+    """Return where the in-edges of each original id begin [N + 1], if they are in that order."""
     found: AnyArray = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.diff(starts)[places])])
     return found
 
 
 def _by_target(store: Store, places: AnyArray | None) -> tuple[AnyArray, AnyArray]:
-    """``(sources [E], starts [N + 1])``, both int64 and by original ids."""
+    """Return ``(sources [E], starts [N + 1])``, both int64 and by original ids."""
     indptr, indices = store.topology("in")
     starts = indptr.read()
     sources = np.empty(indices.shape[0], dtype=np.int64)
@@ -164,7 +164,7 @@ def _by_target(store: Store, places: AnyArray | None) -> tuple[AnyArray, AnyArra
 
 
 def _ids(index: Any, nodes: int) -> AnyArray:
-    """The ids that ``index`` means: None (all), a slice, a mask, or ids in a tensor or an array."""
+    """Return the ids that ``index`` selects: None (all), a slice, a mask, or ids in a tensor or an array."""
     if index is None:
         return np.arange(nodes)
     if isinstance(index, slice):

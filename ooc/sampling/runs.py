@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Things one behind the other: their numbers in runs, and as many at a time as cost so much."""
+"""Ranges of consecutive numbers, and ranges of consecutive things whose total cost is bounded."""
 
 from collections.abc import Iterator
 
@@ -12,15 +12,17 @@ Ints = npt.NDArray[np.int64]
 
 
 def run_numbers(first: AnyArray, counts: AnyArray) -> Ints:
-    """The numbers in runs that begin with ``first`` [g] and have so many each [g]."""
+    """Return the numbers of ranges that begin with ``first`` [g] and have ``counts`` [g] numbers each."""
     found: Ints = np.repeat(first - (np.cumsum(counts) - counts), counts)
     found += np.arange(len(found))
     return found
 
 
 def pieces(*bounds: tuple[AnyArray, int]) -> Iterator[tuple[int, int]]:
-    """From which to which thing they are within all ``bounds`` together, or one alone: what each takes with those
-    before it [n], and the most that some may take."""
+    """Yield ranges of things that stay within all ``bounds`` together, or have one thing.
+
+    A bound is the things' cumulative costs [n] and the largest total of a range.
+    """
     first, count = 0, len(bounds[0][0])
     while first < count:
         stop = count

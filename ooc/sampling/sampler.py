@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Neighbours drawn hop by hop, as PyG's ``NeighborLoader`` draws them: without replacement, from the in-edges.
+"""Neighbours sampled hop by hop as PyG's ``NeighborLoader`` does: without replacement, from the in-edges.
 
 Of a node with more in-edges than a hop's fanout, every subset of that size is equally likely (R. Floyd's algorithm, in
-J. Bentley, "Programming Pearls", CACM 30(9), 1987, for all nodes of a hop at once). Its numbers come of a counter-based
-generator whose key is (seed, epoch, batch, hop) and whose counter is the node: the same draw wherever, whenever and
-beside whatever else it is made.
+J. Bentley, "Programming Pearls", CACM 30(9), 1987, for all nodes of a hop at once). The random numbers come from a
+counter-based generator whose key is (seed, epoch, batch, hop) and whose counter is the node. So a sample does not
+depend on where, when, or with which other samples it is drawn.
 
 N nodes and E edges of the store; of a batch n nodes and e edges.
 """
@@ -20,7 +20,7 @@ from ooc.sampling.runs import Ints, run_numbers
 from ooc.storage.array import AnyArray
 
 Take = Callable[[Ints], AnyArray]
-"""Places among the store's in-edges [e] → where these edges come from [e]."""
+"""A function from places among the store's in-edges [e] to the sources of these edges [e]."""
 
 _WORD_BITS = np.uint64(32)
 _CHUNK_ROWS = 1 << 20
@@ -28,10 +28,12 @@ _CHUNK_ROWS = 1 << 20
 
 @dataclass(slots=True)
 class SampledBatch:
-    """The subgraph of one batch. ``rows`` [n]: its nodes as rows of the store, the seeds first, then hop by hop those
-    that are new, ascending. ``edges`` [e]: places among the store's in-edges, by hop and target. ``sources`` [e]: where
-    they come from, ``counts`` [targets]: how many each node has that was expanded, both by places in ``rows``.
-    ``nodes_by_hop`` and ``edges_by_hop`` as PyG's ``num_sampled_nodes`` and ``num_sampled_edges``.
+    """The sampled subgraph of one batch.
+
+    ``rows`` [n]: its nodes as rows of the store: the seeds, then by hop the new nodes, ascending. ``edges`` [e]: places
+    among the store's in-edges, by hop and target. ``sources`` [e]: the edges' sources, as places in ``rows``.
+    ``counts`` [targets]: the sampled in-edges of each expanded node. ``nodes_by_hop`` and ``edges_by_hop``: PyG's
+    ``num_sampled_nodes`` and ``num_sampled_edges``.
     """
 
     number: int
@@ -44,10 +46,9 @@ class SampledBatch:
 
 
 class Sampler:
-    """Draws the subgraphs of batches. ``offsets`` [N + 1]: where every row's in-edges begin; ``fanouts``: the most that
-    are drawn of a node, by hop, -1: all.
+    """A sampler of batches' subgraphs. ``offsets`` [N + 1]: where every row's in-edges begin.
 
-    Holds four bytes a node: where in a batch it is.
+    ``fanouts``: the most in-edges sampled of a node, by hop, -1 for all. Holds four bytes a node: its place in a batch.
     """
 
     def __init__(self, offsets: AnyArray, fanouts: Sequence[int], *, seed: int) -> None:
@@ -59,8 +60,10 @@ class Sampler:
     def sample(
         self, seeds: Sequence[AnyArray], take: Take, *, epoch: int, numbers: Sequence[int]
     ) -> list[SampledBatch]:
-        """The batches around ``seeds``, rows without repetition each, and of these ``numbers``; all of them hop by
-        hop, so that ``take`` is asked once a hop."""
+        """Return the batches around ``seeds``, each a set of distinct rows, with these ``numbers``.
+
+        All batches are extended hop by hop together, so that ``take`` is called once a hop.
+        """
         narrow = np.int32 if len(self._places) < 2**31 else np.int64
         seeds = [rows.astype(narrow, copy=False) for rows in seeds]
         batches = [SampledBatch(k, rows, nodes_by_hop=[len(rows)]) for k, rows in zip(numbers, seeds, strict=True)]
@@ -74,8 +77,8 @@ class Sampler:
         return batches
 
     def _draw(self, batch: SampledBatch, epoch: int, hop: int, fanout: int) -> tuple[Ints, Ints]:
-        """Of the nodes that came last, at most ``fanout`` (-1: all) of the edges of each [e], ascending for a node, and
-        how many each node has of them."""
+        """Return at most ``fanout`` (-1: all) in-edges [e] of each node added last, ascending by node, and their number
+        by node."""
         nodes = batch.rows[len(batch.rows) - batch.nodes_by_hop[-1] :].astype(np.int64, copy=False)
         starts = self._offsets[nodes].astype(np.int64, copy=False)
         degrees = self._offsets[nodes + 1] - starts
@@ -89,7 +92,7 @@ class Sampler:
         return edges, counts
 
     def _extend(self, batch: SampledBatch, edges: Ints, counts: Ints, found: AnyArray) -> None:
-        """Add a hop: ``edges``, which come from the rows ``found`` [e]."""
+        """Add a hop with these ``edges``, whose sources are the rows ``found`` [e]."""
         places = self._places
         places[batch.rows] = np.arange(len(batch.rows), dtype=np.int32)
         new = np.sort(found[places[found] < 0])
@@ -105,8 +108,9 @@ class Sampler:
 
 
 def draw_subsets(nodes: Ints, degrees: Ints, size: int, key: tuple[int, int]) -> Ints:
-    """Of each of ``nodes`` [n] ``size`` of the numbers 0 … ``degrees`` - 1, every subset equally likely, [n, size]
-    and ascending. ``size`` is less than any of ``degrees``.
+    """Return a subset of ``size`` of the numbers 0 … ``degrees`` - 1 for each node [n, size], ascending.
+
+    All subsets are equally likely. ``size`` is less than each of ``degrees``.
     """
     chosen = np.empty((size, len(nodes)), dtype=np.int64)
     low, high = nodes.astype(np.uint32), (nodes >> 32).astype(np.uint32)
@@ -122,9 +126,11 @@ def draw_subsets(nodes: Ints, degrees: Ints, size: int, key: tuple[int, int]) ->
 
 
 def most_by_hop(offsets: AnyArray, fanouts: Sequence[int], batch_size: int) -> list[tuple[int, int]]:
-    """How many nodes and edges a batch has at most, after no hop, after one, and so on. A node is expanded once, so no
-    hop draws more edges than that many nodes have, nor all hops together more than all nodes have of the largest
-    fanout."""
+    """Return the most nodes and edges a batch can have after no hop, after one, and so on.
+
+    A node is expanded once. So no hop samples more edges than the largest set of so many nodes has, nor do all hops
+    together sample more than all nodes have at the largest fanout.
+    """
     degrees = _degree_counts(offsets)
     total = len(offsets) - 1
     nodes = frontier = min(batch_size, total)
@@ -140,7 +146,7 @@ def most_by_hop(offsets: AnyArray, fanouts: Sequence[int], batch_size: int) -> l
 
 
 def _degree_counts(offsets: AnyArray) -> Ints:
-    """How many nodes there are of each in-degree."""
+    """Return the number of nodes of each in-degree."""
     counts = np.zeros(1, dtype=np.int64)
     for start in range(0, len(offsets) - 1, _CHUNK_ROWS):
         found = np.bincount(np.diff(offsets[start : start + _CHUNK_ROWS + 1]), minlength=len(counts))
@@ -150,7 +156,7 @@ def _degree_counts(offsets: AnyArray) -> Ints:
 
 
 def _most_edges(degrees: Ints, nodes: int, fanout: int) -> int:
-    """That so many nodes have at most, ``fanout`` of each."""
+    """Return the most in-edges that ``nodes`` nodes can have, at most ``fanout`` of each."""
     falling = degrees[::-1]
     of_each = np.minimum(np.clip(nodes - (np.cumsum(falling) - falling), 0, None), falling)
     drawn = np.arange(len(degrees))[::-1]

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trainer has taken from its model, its loss and PyG's data when it was made, and whether it still holds.
+"""Snapshots of the model, the loss and PyG's data as a trainer took them, to find out whether they were changed since.
 
-Weights, and buffers that are written into, are looked up whenever they are used. Which modules there are, which
-parameters are trained, rates of dropout, slopes and the like, of a module, of its class, in a list, dictionary or
-object of these, or of what is around a function (globals, what encloses it), decided what is planned; changed later,
-they would count for nothing. Nor would hooks, or another ``forward``, that are set on a module later, nor tensors that
-are neither parameters nor buffers, or buffers of whole numbers, by which there may be as many steps. Of data a store
-has been made, and of torch's losses what divides them.
+A trainer looks up parameters, and buffers that are written into, whenever it uses them. Other things decided the plan,
+and a later change of them would have no effect: which modules there are, which parameters are trained, rates of
+dropout, slopes and similar values. Such values may be attributes of a module or its class, may be inside a list,
+dictionary or object held there, or may be globals and enclosing variables of a function. Hooks and ``forward``
+functions that are set on a module later would have no effect either. The same holds for tensors that are neither
+parameters nor buffers, and for integer buffers, which may decide how many operations there are. The data has been
+converted to a store, and of a loss of torch's the divisor has been taken.
 
-What a training is made of is described as well, for several processes to compare; weights of the model are left out,
-of which all take the first's.
+This module also describes what a training consists of, so that several processes can compare it. The model's weights
+are left out of that: all processes take those of the first one.
 """
 
 import hashlib
@@ -43,27 +44,28 @@ from ooc.version import __version__
 
 PLAIN = (bool, int, float, str, type(None))
 _OF_ALL = vars(nn.Module()).keys()
-"""What every module has: its mode, and what is looked at by itself."""
+"""Attributes of every module: its mode, and containers that are looked at separately."""
 _CALLED = ("forward", "propagate", "message", "aggregate", "update", "edge_updater", "edge_update")
-"""Of a module's functions, those that it or PyG calls by name."""
+"""The methods of a module that torch or PyG calls by name."""
 NOBODYS = ("torch", "builtins", "numpy")
-"""Packages that nobody changes meanwhile."""
+"""Packages that are assumed not to change while a program runs."""
 _OF_DATA = (
     *("x", "y", "edge_index", "edge_weight", "edge_attr", "edge_type", "adj_t"),
     *(f"{split}_{form}" for split in ("train", "val", "valid", "test") for form in ("mask", "idx", "y")),
 )
-"""What a conversion reads of data."""
+"""The attributes of PyG's data that a conversion reads."""
 _COMPARED = (*PLAIN, complex, bytes, range, slice, Enum, torch.dtype, torch.device, np.ndarray)
-"""What is equal or not, whoever it belongs to."""
+"""Types whose values are compared by equality."""
 _CONTAINERS = (list, tuple, dict, deque, set, frozenset)
 _MODULES_AND_FUNCTIONS = (nn.Module, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, partial)
 _BY_ANY_NAME = frozenset(
     ("getattr", "vars", "__dict__", "attrgetter", "eval", "exec", "__getattribute__", "__getattr__")
 )
-"""What reads attributes whose names are nowhere in the code."""
+"""Names by whose use a function may read attributes that its code does not name."""
 _EMPTY = CellType()
 _READ_BYTES = 1 << 26
-"""Of a tensor that is compared by what is in it: 0.05 s. A larger one is by which it is, and how often written into."""
+"""The largest tensor that is compared by its content, in bytes (0.05 s). A larger one is compared by its identity and
+by how often it was written into."""
 _CHANGED = (
     "has changed since the trainer was made, which it does not see: make another Trainer with the model and its "
     "optimizer"
@@ -72,7 +74,7 @@ _CHANGES = "changes whenever the model runs, which is once for all epochs or onc
 
 
 class ModelSnapshot:
-    """Of ``model``, as it is now; ``around``: with what is around its functions."""
+    """The state of ``model`` when this was made; with ``around`` also of all that its functions refer to."""
 
     def __init__(self, model: nn.Module, *, around: bool = True) -> None:
         self._model, self._with_around = model, around
@@ -85,7 +87,7 @@ class ModelSnapshot:
         return {name: [*map(_content, one)] if isinstance(one, list) else one for name, one in found.items()}
 
     def check(self, *, tried: bool = False) -> None:
-        """Raise ModelError naming what is no longer as it was; ``tried``: since the model was tried and taken apart."""
+        """Raise ModelError naming what has changed; ``tried``: since the model was tried and traced."""
         there = self._now()
         for name in [*self._constants, *there]:
             before, now = self._constants.get(name), there.get(name)
@@ -97,13 +99,16 @@ class ModelSnapshot:
 
 
 def _frozen(model: nn.Module) -> set[str]:
-    """The parts of a model in training mode that are not in it; all of it may be put in evaluation mode meanwhile."""
+    """Return the submodules in evaluation mode of a model in training mode.
+
+    The model as a whole may be put in evaluation mode between epochs.
+    """
     return {name for name, part in model.named_modules() if model.training and not part.training}
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """Which tensor it is, and how often it was written into."""
+    """The identity of a tensor, and how often it was written into."""
 
     which: int
     times: int
@@ -111,7 +116,7 @@ class _Written:
 
 
 def _content(one: object) -> object:
-    """What is in a tensor or array, to be compared; anything else as it is."""
+    """Return the content of a tensor or array in a form that can be compared; return anything else unchanged."""
     if isinstance(one, Tensor):
         if one.is_meta or one.layout is not torch.strided or one.nbytes > _READ_BYTES:
             return _Written(id(one), 0 if one.is_inference() else one._version, one)
@@ -121,8 +126,12 @@ def _content(one: object) -> object:
 
 
 class LossSnapshot:
-    """Of ``loss`` as it is now: a module of torch's, which is computed by what it was when a trainer was made; of one
-    that ``is_own``, which is called as it is, what says whether it is a mean: truths and words."""
+    """The state of ``loss`` when this was made.
+
+    A loss module of torch's is computed by the values it had when the trainer was made, so all of them count. A
+    function or module of the user's (``is_own``) is called as it is; only its booleans and strings count, since these
+    may decide whether it is a mean.
+    """
 
     def __init__(self, loss: object, *, is_own: bool) -> None:
         self._loss, self._is_own = loss, is_own
@@ -140,7 +149,7 @@ class LossSnapshot:
         return {name: _content(one) for name, one in parts if not self._is_own or isinstance(one, (bool, str))}
 
     def check(self) -> None:
-        """Raise ModelError naming what is no longer as it was."""
+        """Raise ModelError naming what has changed."""
         now = self._now()
         for name in now.keys() | self._parts.keys():
             if now.get(name) != self._parts.get(name):
@@ -148,15 +157,17 @@ class LossSnapshot:
 
 
 class DataSnapshot:
-    """Of PyG's ``data``, as it is now, with what of it is ``beside`` x; of anything else nothing. It keeps none of
-    it."""
+    """The state of PyG's ``data`` when this was made, with the attributes ``beside`` x; empty for any other object.
+
+    It keeps weak references only.
+    """
 
     def __init__(self, data: Any, beside: Sequence[str] = ()) -> None:
         self._data, self._names = ref(data) if hasattr(data, "stores") else lambda: None, (*_OF_DATA, *beside)
         self._tensors = {name: (ref(one), one._version) for name, one in _tensors_of(data, self._names)}
 
     def check(self) -> None:
-        """Raise TrainingError naming a tensor that is another one, or was written into; one that is gone may be."""
+        """Raise TrainingError naming a tensor that was replaced or written into; a tensor may have been deleted."""
         for name, now in _tensors_of(self._data(), self._names):
             tensor, version = self._tensors.get(name, (ref(now), now._version))
             if tensor() is not now or now._version != version:
@@ -171,8 +182,11 @@ def _tensors_of(data: Any, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]
 
 
 def constants(model: nn.Module, *, around: bool = True) -> Iterator[tuple[str, object]]:
-    """What a model is made of, by name: modules, functions, values, parameters and buffers, and in lists what is in
-    others; ``around``: with functions that these call, and what is around all of them."""
+    """Yield the parts of a model by name: modules, functions, values, parameters and buffers.
+
+    What a list, dictionary or object holds is yielded as a list. With ``around``, functions that the model's functions
+    call, and the globals and enclosing variables of all of them, are yielded too.
+    """
     attributes = {module: [*_attributes_of(module)] for module in model.modules()}
     every = (value for own in attributes.values() for _, value in own)
     functions = dict.fromkeys(one for value in every for one in _functions_in(value))
@@ -224,9 +238,12 @@ def constants(model: nn.Module, *, around: bool = True) -> Iterator[tuple[str, o
 def _leaves(
     value: object, names: set[str], own: Collection[object], depth: int = 8, within: tuple[int, ...] = ()
 ) -> Iterator[object]:
-    """What counts in a value, or in the values that it holds: tensors too, but for those that share memory with a
-    model's ``own``, or have a gradient; of somebody's own object the parts that are among ``names``. ``within``: the
-    lists and dictionaries that it is in, since one may hold itself."""
+    """Yield the values to be compared in ``value`` and in what it holds.
+
+    Tensors that share memory with a parameter or buffer (``own``) or require a gradient are left out. Of an object of a
+    user's class, only the attributes in ``names`` count. ``within`` has the ids of the containers around the value,
+    since a container may hold itself.
+    """
     if id(value) in within:
         return
     if isinstance(value, _COMPARED):
@@ -245,7 +262,7 @@ def _leaves(
 
 
 def _put_by(kind: type[nn.Module]) -> set[str]:
-    """The attributes that its forward sets, or what that may call of the class."""
+    """Return the attributes that the class's ``forward``, or a method it may call, assigns to."""
     found, waiting, seen = set[str](), [*_CALLED], set[str]()
     while waiting:
         seen.add(name := waiting.pop())
@@ -257,37 +274,38 @@ def _put_by(kind: type[nn.Module]) -> set[str]:
 
 
 def _attributes_of(module: nn.Module) -> Iterator[tuple[str, object]]:
-    """Those of its class, as far as that is somebody's own, and of the module itself."""
+    """Yield the attributes of the module and of those of its classes that do not belong to torch."""
     own_kinds = [kind for kind in type(module).__mro__ if not kind.__module__.startswith(NOBODYS)]
     for one in (*own_kinds[::-1], module):
         yield from ((name, value) for name, value in vars(one).items() if name not in _OF_ALL)
 
 
 def _may_be_read_otherwise(module: nn.Module, read: Collection[str]) -> bool:
-    """Whether attributes may be read by others than functions that name them: by PyG's, or by any name."""
+    """Return whether attributes may be read by code that does not name them: by a base class of PyG's or by
+    ``getattr``."""
     bases = {kind for kind in type(module).__mro__ if kind.__module__.startswith(NOBODYS)} - {nn.Module, object}
     return bool(bases) or not _BY_ANY_NAME.isdisjoint(read)
 
 
 def _place_of(tensor: Tensor) -> object:
-    """What tensors have in common that share memory."""
+    """Return a value that is equal for tensors that share memory."""
     return id(tensor) if is_lazy(tensor) or tensor.layout is not torch.strided else tensor.untyped_storage()._cdata
 
 
 def _is_own(value: object) -> bool:
-    """Whether it is an object of a class that is somebody's own, which may be changed meanwhile, and no module."""
+    """Return whether ``value`` is an object of a user's class, which may be changed, and not a module."""
     is_other = isinstance(value, (*_COMPARED, *_CONTAINERS, *_MODULES_AND_FUNCTIONS))
     return not is_other and not type(value).__module__.startswith(NOBODYS)
 
 
 def _parts_of(value: object, names: set[str]) -> list[tuple[str, object]]:
-    """Those of an object that are called so."""
+    """Return the attributes of an object whose names are in ``names``."""
     parts = {*getattr(value, "__dict__", ())}.union(*(getattr(kind, "__slots__", ()) for kind in type(value).__mro__))
     return [(name, getattr(value, name, None)) for name in sorted(names & parts)]
 
 
 def _functions_in(value: object, depth: int = 2) -> list[FunctionType]:
-    """The functions of somebody's own that it is, wraps or holds."""
+    """Return the user's functions that ``value`` is, wraps or holds."""
     if isinstance(value, _CONTAINERS):
         held = value.values() if isinstance(value, dict) else value
         return [function for one in held for function in _functions_in(one, depth - 1)] if depth else []
@@ -305,19 +323,20 @@ def _functions_in(value: object, depth: int = 2) -> list[FunctionType]:
 
 
 def _names_in(function: FunctionType) -> set[str]:
-    """Globals and attributes that it names."""
+    """Return the globals and attributes that a function names."""
     return set[str]().union(*(code.co_names for code in _codes_of(function.__code__)))
 
 
 @cache
 def _named_in(code: CodeType, kind: str) -> set[str]:
-    """The names, and constant words, of its instructions of a kind: ``LOAD_GLOBAL``, or ``LOAD_`` of all that load."""
+    """Return the names and string constants of instructions whose opcode begins with ``kind``, such as
+    ``LOAD_GLOBAL``."""
     named = (one for part in _codes_of(code) for one in get_instructions(part))
     return {one.argval for one in named if one.opname.startswith(kind) and isinstance(one.argval, str)}
 
 
 def _codes_of(code: CodeType) -> Iterator[CodeType]:
-    """It, and those of functions that are made in it."""
+    """Yield a code object and those of the functions defined in it."""
     yield code
     for one in code.co_consts:
         if isinstance(one, CodeType):
@@ -325,8 +344,10 @@ def _codes_of(code: CodeType) -> Iterator[CodeType]:
 
 
 def surroundings(function: FunctionType) -> Iterator[tuple[str, object]]:
-    """What a function finds by a name outside of it: globals, parts of those that it names, what encloses it, and
-    defaults of its arguments."""
+    """Yield what a function refers to outside of itself, by name.
+
+    That is its globals, the attributes of these that it names, its enclosing variables and its arguments' defaults.
+    """
     names = _names_in(function)
     for name in sorted(_named_in(function.__code__, "LOAD_GLOBAL") & function.__globals__.keys()):
         value, place = function.__globals__[name], f"{function.__module__}.{name}"
@@ -359,13 +380,13 @@ def _taken_as_numbers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 _DEPTH = 4
-"""So far parts of parts are looked at, where somebody's own objects hold each other."""
+"""How deep attributes of attributes are described, where objects of the user's hold each other."""
 _DESCRIBED = (*PLAIN, Tensor, np.ndarray, list, tuple, dict, FunctionType)
-"""Of what a function finds by the name of a global, what is no affair of the process alone."""
+"""Types of globals that are described for other processes; others may differ by process."""
 
 
 def check_software(ranks: Ranks) -> None:
-    """OptionError where processes compute with other versions than the first."""
+    """Raise OptionError where processes use other versions of packages than the first process."""
     import torch_geometric
 
     found = {"ooc": __version__, "torch": torch.__version__, "PyG": torch_geometric.__version__}
@@ -374,8 +395,10 @@ def check_software(ranks: Ranks) -> None:
 
 
 def described(model: nn.Module, optimizer: Optimizer | None, given: Mapping[str, Any]) -> dict[str, str]:
-    """By name what the parts of ``model`` are, the ``optimizer``, and what else is ``given``; equal in two processes
-    where the same was given to both."""
+    """Return a checksum by name for each part of ``model``, for ``optimizer``, and for each of ``given``.
+
+    The checksums are equal in two processes that were given the same.
+    """
     found: dict[str, Any] = {f"model.{name}": _said(value, weights=True) for name, value in constants(model)}
     if optimizer is not None:
         names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -386,7 +409,8 @@ def described(model: nn.Module, optimizer: Optimizer | None, given: Mapping[str,
 
 
 def _said(value: Any, depth: int = _DEPTH, *, weights: bool = False) -> Any:
-    """``value`` as what has the same ``repr`` in every process; ``weights``: of tensors not what is in them."""
+    """Return ``value`` in a form whose ``repr`` is the same in every process; ``weights``: leave out tensors'
+    contents."""
     if isinstance(value, (*PLAIN, complex, bytes)):
         return value
     if isinstance(value, Tensor):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The links of a step: those that are trained, with negatives that are drawn for each, and the files that they are in.
+"""The links of a training step: the positive ones, the negatives drawn for each, and the files that hold both.
 
-All draws of an epoch together are a random permutation of so many copies of all nodes as there are draws for, by a
-Feistel network (M. Luby, C. Rackoff, SIAM Journal on Computing 17(2), 1988), whose inverse tells for which links a node
-is drawn: so links can be listed by their tails as well, without sorting them.
+All draws of an epoch together are a random permutation of enough copies of all nodes. The permutation is a Feistel
+network (M. Luby, C. Rackoff, SIAM Journal on Computing 17(2), 1988), whose inverse tells for which links a node is
+drawn. So links can be listed by their tails as well, without sorting them.
 
 Shapes: E links, K negatives of each.
 """
@@ -34,9 +34,11 @@ from ooc.train.links.sets import KNOWN_BYTES, KNOWN_BYTES_PER_PAIR, Ends, Ints, 
 
 
 class LinkArray(Array):
-    """``rows`` zeros in a file of ``folder``, as the part ``part`` of a topology. SpillError where there is no room.
+    """An array of ``rows`` zeros in a file of ``folder``, as the part ``part`` of a topology. SpillError without disk
+    space.
 
-    What is put there from the first row to the last has a checksum, and is compared with it when it is read so.
+    Values that are put there in order, from the first row to the last, get a checksum. Reading the whole array in order
+    then compares it.
     """
 
     def __init__(self, folder: Path, side: Direction, part: str, rows: int, dtype: npt.DTypeLike) -> None:
@@ -52,25 +54,25 @@ class LinkArray(Array):
         self._put_bytes, self._crc = 0, 0
 
     def chunk_path(self, index: int) -> Path:
-        """The file, which is one chunk."""
+        """Return the path of the file, which is the only chunk."""
         return self.path
 
     @property
     def has_checksums(self) -> bool:
-        """Whether all was put there one after the other."""
+        """Whether all values were put there in order."""
         return 0 < self._put_bytes == self.shape[0] * self.row_bytes
 
     def checksums(self) -> npt.NDArray[np.uint32]:
-        """The CRC-32C of the file, with the zeros at its end, [1]."""
+        """The CRC-32C of the file including the zeros at its end, [1]."""
         zeros = self.chunk_bytes - self._put_bytes
         return np.array([combined(self._crc, of_zeros(zeros), zeros)], dtype=np.uint32)
 
     def damaged(self, chunk: int) -> OocError:
-        """The error that says that the bytes of links are not those that were written."""
+        """Return the error for links whose bytes differ from those written."""
         return SpillError(f"{self.name}: the SSD returns other bytes of links than were written")
 
     def put(self, start: int, values: npt.NDArray[Any]) -> None:
-        """Write ``values`` over the entries from ``start`` on."""
+        """Write ``values`` to the entries from ``start`` on."""
         data = np.ascontiguousarray(values, dtype=self.dtype).view(np.uint8)
         follows = start * self.row_bytes == (self._put_bytes if start else 0)
         self._crc = google_crc32c.extend(self._crc if start else 0, data) if follows else 0
@@ -81,16 +83,16 @@ class LinkArray(Array):
 
 
 _REVERSED_AT_ONCE = 1 << 17
-"""That are put in order together."""
+"""Links that are sorted at a time."""
 _BYTES_PER_LINK = 48
-"""Of each of them: both ends, which bucket, and their order."""
+"""Bytes that sorting takes for each of them: both ends, the bucket, and the order."""
 
 
 class ReversedLinks:
-    """Links by their tails, as a topology of ``side``, from those by their heads, whose ``tails`` are written already:
-    cut into buckets of tails, each of which is put in order by itself.
+    """Links by their tails, as a topology of ``side``, made from the links by their heads, whose ``tails`` are written.
 
-    Making it takes 8 bytes a node, ``fill`` ``nbytes``.
+    Links are distributed to buckets of tails, each of which is sorted by itself. Making the object takes 8 bytes a
+    node, ``fill`` takes ``nbytes``.
     """
 
     def __init__(self, folder: Path, side: Direction, tails: LinkArray, nodes: int) -> None:
@@ -113,7 +115,7 @@ class ReversedLinks:
         self.nbytes = 16 * len(self._nodes) + _BYTES_PER_LINK * min(total, _REVERSED_AT_ONCE)
 
     def fill(self, offsets: npt.NDArray[np.signedinteger]) -> None:
-        """Write the heads, once; ``offsets`` [N + 1]: where links of every head begin."""
+        """Write the heads of all links, once; ``offsets`` [N + 1]: where the links of each head begin."""
         if self._is_filled:
             return
         total, at = self._by_heads.shape[0], list(self._starts)
@@ -140,16 +142,16 @@ class ReversedLinks:
 Words = npt.NDArray[np.uint64]
 
 _LINKS_AT_ONCE = 1 << 15
-"""That are drawn and put in order together."""
+"""Links that are drawn and sorted at a time."""
 _BYTES_AT_ONCE = 96
-"""Of each of them: heads, tails, labels, their order and copies in it."""
+"""Bytes for each of them: heads, tails, labels, their order and copies in that order."""
 _ROUNDS = 6
 _NEGATIVE, _STEP = 1, 2
-"""What is drawn, beside seed and epoch in the key of a draw."""
+"""Purposes of a draw: beside seed and epoch, the third part of its key."""
 
 
 class Permutation:
-    """A random one of the numbers below ``size`` under a key."""
+    """A pseudorandom permutation of the numbers below ``size``, chosen by a key."""
 
     def __init__(self, size: int, *key: int) -> None:
         self._size = np.uint64(size)
@@ -159,16 +161,18 @@ class Permutation:
         self._keys = _states(_ROUNDS, *key)
 
     def of(self, numbers: Words) -> Words:
-        """Where these are put [n]."""
+        """Return the positions that the numbers are mapped to [n]."""
         return self._walked(numbers, range(_ROUNDS))
 
     def inverse(self, numbers: Words) -> Words:
-        """What is put there."""
+        """Return the numbers that are mapped to these positions."""
         return self._walked(numbers, range(_ROUNDS - 1, -1, -1))
 
     def _walked(self, numbers: Words, rounds: range) -> Words:
-        """Halves of a number's bits take turns to be changed by the other one, and once more where what comes out is
-        too large."""
+        """Apply the rounds to each number, again while the result is not below ``size`` (cycle walking).
+
+        In each round, one half of a number's bits is changed by a hash of the other half.
+        """
         found = self._changed(numbers, rounds)
         left = np.flatnonzero(found >= self._size)
         while len(left):
@@ -185,11 +189,11 @@ class Permutation:
 
 
 class TrainingLinks:
-    """The training links of a store by their heads, with K negatives each, and the files that a step's are in.
+    """A store's training links by their heads, with K negatives each, and the files that hold a step's links.
 
-    ``links_3E``: rows of heads and tails, which lead between such ``ends``, and numbers of their types. ``reversible``:
-    they may be wanted by their tails, too. ``filtered``: what is drawn and is an edge of the graph, or one of the
-    links, is left out.
+    ``links_3E``: rows of heads and tails, of nodes as ``ends`` says, and numbers of the edge types. ``reversible``: the
+    links may be asked for by their tails, too. ``filtered``: negatives that are edges of the graph or training links
+    are left out.
     """
 
     def __init__(
@@ -243,11 +247,11 @@ class TrainingLinks:
         at_once = min(max(_LINKS_AT_ONCE, most), max(array.shape[0] for array in arrays))
         of_known = 0 if self._known is None else KNOWN_BYTES + KNOWN_BYTES_PER_PAIR * at_once
         self.nbytes = int(self._first.nbytes) + _BYTES_AT_ONCE * at_once + of_known
-        """Of host memory, from the first step to the last."""
+        """Bytes of host memory that this takes from the first step to the last."""
 
     def draw(self, epoch: int, step: int, steps: int, *, both_ways: bool) -> int:
-        """Write the links of a step, with ``both_ways`` by their tails, too; returns how many there are, negatives
-        among them."""
+        """Write the links of a step, with ``both_ways`` by their tails as well; return how many there are, with
+        negatives."""
         count = 0
         for first, last, heads in self._pieces():
             tails_nK, links_3n = self._drawn(epoch, first, last), self._links(first, last, heads)
@@ -271,8 +275,10 @@ class TrainingLinks:
         return count
 
     def drawn(self, epoch: int, step: int, steps: int) -> tuple[Tensor, Tensor]:
-        """Which links of those given a step has, ascending, and the tails drawn for each, by their ids; -1 of those
-        that are left out. OptionError where ids are texts, which no tensor holds."""
+        """Return a step's links, as ascending numbers of those given, and the ids of the tails drawn for each.
+
+        The id is -1 for a negative that is left out. Raises OptionError where ids are strings, which no tensor holds.
+        """
         links, ids = self.count, self._ends.ids(-1)
         if ids.dtype.kind == "S":
             raise OptionError("negatives are told by whole numbers, and the ids of these nodes are texts")
@@ -287,36 +293,42 @@ class TrainingLinks:
         return torch.from_numpy(numbers[order]), torch.from_numpy(found[chosen][order])
 
     def _links(self, first: int, last: int, heads_n: Ints) -> Ints:
-        """Links from one to another [3, n]."""
+        """Return the links ``first:last`` as heads, tails and edge types [3, n]."""
         tails_n = self._tails.read(first, last).astype(np.int64)
         kinds_n = np.zeros_like(tails_n) if self._numbers is None else self._kinds.read(first, last).astype(np.int64)
         return np.stack((heads_n, tails_n, kinds_n))
 
     @staticmethod
     def _linked(known: KnownLinks, links_3n: Ints, drawn_nK: Ints) -> npt.NDArray[np.bool_]:
-        """Which of those drawn for all links of some heads are tails of one of these, or linked in the graph [n, K]."""
+        """Return which drawn tails [n, K] are linked to their head, by an edge of the graph or one of the links given.
+
+        The links must be all those of their heads.
+        """
         return known.of(links_3n, drawn_nK) | known.among(links_3n, drawn_nK)
 
     def _pieces(self) -> Iterator[tuple[int, int, Ints]]:
-        """Links from one to another, of whole heads, and the head of each."""
+        """Yield ranges of links that contain all links of their heads, with the head of each link."""
         for node, stop in pieces((self._first[1:], max(1, _LINKS_AT_ONCE // (1 + self._negatives)))):
             counts = np.diff(self._first[node : stop + 1])
             if counts.any():
                 yield int(self._first[node]), int(self._first[stop]), np.repeat(np.arange(node, stop), counts)
 
     def _permutation(self, epoch: int) -> Permutation:
-        """Of the copies of all nodes, one node's behind the other's."""
+        """Return the epoch's permutation of the copies of all nodes, in which copies of one node are adjacent."""
         return Permutation(self._copies * self._ends.tails, self._seed, epoch, _NEGATIVE)
 
     def _drawn(self, epoch: int, first: int, last: int) -> Ints:
-        """Tails [n, K] for links from one to another."""
+        """Return the negative tails [n, K] of the links ``first:last``."""
         numbers = np.arange(first * self._negatives, last * self._negatives, dtype=np.uint64)
         found = self._permutation(epoch).of(numbers) // np.uint64(self._copies)
         return found.astype(np.int64).reshape(last - first, self._negatives)
 
     def _reverse(self, epoch: int) -> None:
-        """Write the heads of every tail, by tails: those of its links, then for each of its copies that of the link
-        that it is drawn for, or where it is drawn for none, itself, which says nothing."""
+        """Write the heads by tails: for each tail the heads of its links, then one head for each of its copies.
+
+        A copy's head is that of the link it is drawn for. A copy that is drawn for no link gets the tail itself as
+        head; such an entry has no effect.
+        """
         permutation, copies, nodes = self._permutation(epoch), self._copies, self._ends.tails
         for first in range(0, nodes, self._at_once):
             last = min(nodes, first + self._at_once)
@@ -333,13 +345,13 @@ class TrainingLinks:
             self._reversed.put(int(ends[0]), found)
 
     def _step_of(self, epoch: int, first: int, last: int, steps: int) -> Ints:
-        """Which step of an epoch each of these links is in: every step has as many, or one more."""
+        """Return the step of the epoch that each of these links is in; steps differ by at most one link."""
         shuffled = Permutation(self.count, self._seed, epoch, _STEP)
         return (shuffled.of(np.arange(first, last, dtype=np.uint64)) % np.uint64(steps)).astype(np.int64)
 
 
 def words(numbers: Words, *key: int) -> Words:
-    """A random word [n] for each number under a key."""
+    """Return a pseudorandom 64-bit word [n] for each number under a key."""
     return mixed(_states(1, *key) + (numbers + np.uint64(1)) * GOLDEN)
 
 
@@ -349,5 +361,5 @@ def _states(count: int, *key: int) -> Words:
 
 
 def _offsets(rows: Ints, nodes: int) -> Ints:
-    """Where those of every node begin, and the last one's end [N + 1]."""
+    """Return where the links of each node begin, and where the last one's end [N + 1]."""
     return np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=nodes))))

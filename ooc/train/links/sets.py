@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links that are trained and scored: as they are given, and as rows of a store; what they lead from and to, and which
-pairs are linked.
+"""Links to train and to score: as the user gives them and as rows of a store, the nodes at their ends, and known pairs.
 
-Heads and tails are rows of the nodes of one type each, of a graph of one type of nodes both of these. Links as rows of
-the store are [3, E]: heads, tails, and the numbers of their types of edges, 0 where all are of one. Shapes: E links, K
-tails that are drawn for each.
+Heads are nodes of one type and tails are nodes of one type, maybe the same. Links as rows of the store are [3, E]:
+heads, tails, and the numbers of their edge types (0 where there is one type). Shapes: E links, K tails drawn for each.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,24 +27,27 @@ Ints = npt.NDArray[np.int64]
 Keys = npt.NDArray[np.uint64]
 
 _BYTES_PER_LINK = 64
-"""Of all links given, while they are put in order."""
+"""Bytes that sorting takes for each of the links given."""
 _ROWS_AT_ONCE, _EDGES_AT_ONCE = 1 << 14, 1 << 15
-"""Of the graph, that pairs are looked for among."""
+"""Rows and edges of the graph that pairs are compared with at a time."""
 KNOWN_BYTES = 1 << 21
-"""That looking for pairs among the edges takes, besides ``KNOWN_BYTES_PER_PAIR``."""
+"""Bytes that looking pairs up among the edges takes, besides ``KNOWN_BYTES_PER_PAIR`` for each."""
 KNOWN_BYTES_PER_PAIR = 40
 
 
 class Ends:
-    """Heads and tails of the links of a ``store``, in a graph with types those of edges of ``edge_types``, each with a
-    number. There are so many nodes that may be ``heads``, or ``tails``."""
+    """The nodes that links of a ``store`` lead from and to: there are ``heads`` nodes for one end and ``tails`` for the
+    other.
+
+    In a heterogeneous graph, links are edges of ``edge_types``, whose numbers distinguish them.
+    """
 
     def __init__(self, store: Store, edge_types: tuple[EdgeType, ...] = ()) -> None:
         self.store, self.edge_types = store, edge_types
         self.types = tuple(dict.fromkeys(end for one in edge_types[:1] for end in (one.source, one.target)))
-        """The types of nodes of heads and of tails, one where both are the same; nothing where there is but one."""
+        """The node types of heads and tails: one where both are the same, none in a homogeneous graph."""
         self.relations = len(edge_types) if len(edge_types) > 1 else 0
-        """How many types of edges links tell apart by their numbers; 0 where they are of one."""
+        """How many edge types the links' numbers distinguish; 0 where links have one type."""
         kinds = self.types or ("",)
         self.heads, self.tails = store.node_counts[kinds[0]], store.node_counts[kinds[-1]]
         self.within_a_type = len(self.types) < 2
@@ -54,8 +55,10 @@ class Ends:
 
     @classmethod
     def of(cls, store: Store, edge_type: Sequence[str] | None) -> "Ends":
-        """OptionError where a graph with types is not told which type of edges its links are, or another one is. Of a
-        graph of one type of nodes they may be of all types of edges."""
+        """Return the ends of links of ``edge_type``; raise OptionError where it is missing or unknown.
+
+        In a graph with one node type, None means links of all edge types.
+        """
         types = store.types
         if types is None:
             if edge_type is not None:
@@ -72,19 +75,19 @@ class Ends:
 
     @property
     def sides(self) -> list[str | None]:
-        """The topologies of the store from heads to tails, by number; None where it has no edges of that type."""
+        """The store's topologies from heads to tails, by the number of the edge type; None for a type without edges."""
         types = self.store.types
         if types is None:
             return ["in" if self.store.undirected else "out"]
         return [f"{EDGES}/{one.folder}/out" if one in types.edges else None for one in self.edge_types]
 
     def ids(self, end: int) -> AnyArray:
-        """What the source calls heads (0) or tails (-1), in the store's rows."""
+        """Return the source's ids of the heads (0) or the tails (-1), in the order of the store's rows."""
         return self.store.read_ids(0, self.tails if end else self.heads, self.types[end] if self.types else "")
 
 
 class Places:
-    """The rows of heads and tails by their ids in the source; found once, [N] of each type."""
+    """The rows of heads and tails, looked up by their ids in the source; takes [N] for each type, made once."""
 
     def __init__(self, ends: Ends, limits: Limits) -> None:
         self._store, self._ends, self._limits = ends.store, ends, limits
@@ -94,8 +97,10 @@ class Places:
         self._of = heads, heads if ends.within_a_type else _Rows(ends.ids(-1))
 
     def rows(self, what: str, links: object) -> Ints:
-        """[3, E] of links by ids: heads above tails, or above the numbers of their types of edges, and these above
-        tails. OptionError where they are none."""
+        """Return links given by ids as rows [3, E]; raise OptionError where they are malformed.
+
+        They are given as heads above tails [2, E], or with the numbers of edge types between both [3, E].
+        """
         relations = self._ends.relations
         among = "numbers of edge types above " if relations else ""
         form = f"[{2 + bool(relations)}, E], heads above {among}tails"
@@ -115,7 +120,7 @@ class Places:
         return np.stack((heads, tails, kinds.astype(np.int64)))
 
     def edges(self) -> Ints:
-        """[3, E] of the graph's own, as rows."""
+        """Return the graph's own edges as links [3, E]."""
         store, ends, parts = self._store, self._ends, list[Ints]()
         sides = [(number, side) for number, side in enumerate(ends.sides) if side is not None]
         self.check(sum(store.topology(side)[1].shape[0] for _, side in sides))
@@ -134,7 +139,7 @@ class Places:
         return links_3E
 
     def tails(self, what: str, ids: object) -> Ints:
-        """Of any ids of tails; in their shape."""
+        """Return the rows of ids of tails, in their shape."""
         return self._found(what, np.asarray(ids), 1)
 
     def _found(self, what: str, asked: AnyArray, end: int) -> Ints:
@@ -150,18 +155,18 @@ class Places:
             raise OptionError(f"links {what} must be ids of nodes, not {asked.dtype}") from None
 
     def check(self, links: int) -> None:
-        """BudgetError where so many of them take too much while they are put in order."""
+        """Raise BudgetError where sorting so many ``links`` takes too much memory."""
         self.admit(_BYTES_PER_LINK * links, f"putting {links:,} links in order")
 
     def admit(self, needed: int, what: str) -> None:
-        """BudgetError where ``what`` needs more than it may take."""
+        """Raise BudgetError where ``what`` needs more memory than it may take."""
         if needed > (has := self._limits.memory_bytes):
             there = f"it may take {format_size(has)}; give memory={self._limits.of_all(needed)}"
             raise BudgetError(f"{what} needs {format_size(needed)} of memory; {there}")
 
 
 class _Rows:
-    """Rows by ``ids`` [N]."""
+    """A lookup of rows by ``ids`` [N]."""
 
     def __init__(self, ids: AnyArray) -> None:
         is_range = ids.dtype.kind != "S" and bool((ids == np.arange(len(ids))).all())
@@ -169,7 +174,8 @@ class _Rows:
         self._ids = ids if self._order is None else ids[self._order]
 
     def of(self, asked: AnyArray) -> Ints:
-        """In the shape of ``asked``. TypeError where these are no ids, LookupError with one that is not there."""
+        """Return the rows of ``asked`` in its shape; raise TypeError where these are no ids, LookupError with an
+        unknown one."""
         texts = self._ids.dtype.kind == "S"
         if not texts and asked.dtype.kind in "USTO":  # beside ids of the other end that are texts
             with suppress(ValueError, OverflowError):
@@ -186,9 +192,11 @@ class _Rows:
 
 
 class KnownLinks:
-    """The pairs that are edges of the store, from head to tail, or among ``further`` links [3, F], rows of the store,
-    which are held, 8 bytes each. Those of several types of edges are told apart. Edges are read as they are asked for,
-    a few at a time."""
+    """The pairs that are linked: by an edge of the store, from head to tail, or by one of the ``further`` links [3, F].
+
+    The further links, as rows of the store, are held in memory, 8 bytes each. Links of several edge types are
+    distinguished. Edges are read when they are needed, a few at a time.
+    """
 
     def __init__(self, ends: Ends, further: Sequence[Ints] = ()) -> None:
         self._heads, self._tails = np.uint64(ends.heads), np.uint64(ends.tails)
@@ -197,7 +205,7 @@ class KnownLinks:
         self.nbytes = self._further.nbytes
 
     def of(self, links_3n: Ints, tails_nK: Ints) -> npt.NDArray[np.bool_]:
-        """Which pairs of the head of a link and one of these tails are linked [n, K]."""
+        """Return which pairs of a link's head and one of its row of tails are linked [n, K]."""
         heads_n, _, kinds_n = links_3n
         keys = self._keys(heads_n[:, None], tails_nK, kinds_n[:, None]).reshape(-1)
         order = np.argsort(keys)
@@ -211,7 +219,7 @@ class KnownLinks:
         return found.reshape(tails_nK.shape)
 
     def among(self, links_3n: Ints, tails_nK: Ints) -> npt.NDArray[np.bool_]:
-        """Which of them are among these links alone [n, K]."""
+        """Return which of these pairs are among these links alone [n, K]."""
         heads_n, _, kinds_n = links_3n
         return _among(self._keys(heads_n[:, None], tails_nK, kinds_n[:, None]), np.sort(self._keys(*links_3n)))
 
@@ -220,7 +228,7 @@ class KnownLinks:
         return kinds.astype(np.uint64) * (self._heads * self._tails) + of_pairs
 
     def _edges_of(self, keys: Keys) -> Iterator[Keys]:
-        """The keys of the edges of the heads of ascending ``keys``, ascending, some at a time."""
+        """Yield the keys of the edges of all heads in ``keys``, in ascending order, some at a time; ``keys`` ascend."""
         for number, arrays in enumerate(self._arrays):
             base = np.uint64(number) * self._heads * self._tails
             asked = keys[slice(*np.searchsorted(keys, np.array([base, base + self._heads * self._tails])))]
@@ -245,7 +253,7 @@ class KnownLinks:
 
 
 def _among(asked: Keys, known: Keys) -> npt.NDArray[np.bool_]:
-    """Which are there, in ascending ``known`` ones."""
+    """Return which of ``asked`` are in ``known``, which ascends."""
     if not len(known):
         return np.zeros(asked.shape, dtype=np.bool_)
     found: npt.NDArray[np.bool_] = known[np.minimum(np.searchsorted(known, asked), len(known) - 1)] == asked
@@ -260,20 +268,20 @@ _NAMES = ("train", "valid", "test", "valid_negatives", "test_negatives")
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Which links are trained and scored, each [2, E], heads above tails, by the ids that nodes have in the source.
+    """The links to train and to score, each [2, E], heads above tails, by the ids that nodes have in the source.
 
-    ``train`` None: the graph's own edges, those of an undirected one once each, without self-loops. Edges of the graph
-    carry messages, whether or not they are among the links; leave out of the graph what is scored.
-    ``valid_negatives`` and ``test_negatives`` are pairs that are no links: [2, M], against all of which each link is
-    ranked (as OGB does for ``hits@K``), or [E, K], tails of their own for every link's head (as for ``mrr``); of two
-    links a tuple is the first, a list the second. None: ``negatives`` tails for each link, drawn once; 0: all there are
-    but its own.
+    ``train`` None: the graph's own edges, each of an undirected graph once, without self-loops. Edges of the graph
+    carry messages whether or not they are among the links; leave edges to be scored out of the graph.
+    ``valid_negatives`` and ``test_negatives`` are pairs that are not linked: [2, M] to rank every link against (as OGB
+    does for ``hits@K``), or [E, K] tails for each link's own head (as for ``mrr``). Where there are two links, both
+    forms are [2, K]: a tuple is taken as pairs, a list as tails. None: ``negatives`` tails for each link, drawn once;
+    0: all tails but the link's own.
 
-    ``filtered``: pairs that are linked are no negatives. In training those are left out that are edges of the graph or
-    training links; what is drawn to rank against is drawn again, and of all tails those are left out, that are linked
-    by an edge of the graph or a link of any split. ``edge_type``: of a graph with types, (source, relation, target):
-    heads are nodes of the one type, tails of the other. Where all nodes are of one type it may be left out: then links
-    are of all types of edges, [3, E], the numbers of these, in the store's order, between heads and tails.
+    ``filtered``: linked pairs are no negatives. In training, negatives that are edges of the graph or training links
+    are left out. In scoring, such a negative that was drawn is drawn again; where all tails are ranked, those linked by
+    an edge or by a link of any split are left out. ``edge_type``: in a heterogeneous graph, (source, relation, target):
+    heads are nodes of the source type, tails of the target type. Where all nodes have one type it may be left out. Then
+    links are of all edge types, [3, E], with the numbers of the types, in the store's order, between heads and tails.
     """
 
     train: Any = None
@@ -289,8 +297,10 @@ class Links:
     def of_split(
         cls, train: Any, valid: Any, test: Any, edge_type: tuple[str, str, str] | None = None, **options: Any
     ) -> "Links":
-        """What PyG's ``RandomLinkSplit`` gives, also with ``split_labels``; train on the edges of ``train``. Of
-        ``HeteroData`` links are those of ``edge_type``. Splits that have no negatives are ranked by ``options``."""
+        """Return the links of PyG's ``RandomLinkSplit``, also with ``split_labels``; train on the edges of ``train``.
+
+        With ``HeteroData``, links are those of ``edge_type``. Splits without negatives are ranked as ``options`` say.
+        """
 
         def pairs(data: Any, label: int) -> Tensor | None:
             data = data if edge_type is None else data[edge_type]
@@ -325,8 +335,8 @@ class Links:
 
     @classmethod
     def read(cls, path: str | Path) -> "Links":
-        """From an ``.npz`` file with arrays of these names, or a folder with ``train.pt``, ``valid.pt`` and ``test.pt``
-        as OGB has them. OptionError for one that cannot be read so."""
+        """Read links from an ``.npz`` file with arrays of these names, or from OGB's folder of ``train.pt``,
+        ``valid.pt`` and ``test.pt``. OptionError for a file that cannot be read so."""
         try:
             return cls(**(_of_ogb(Path(path)) if Path(path).is_dir() else _of_npz(Path(path))))
         except MemoryError:
@@ -346,8 +356,11 @@ def _of_npz(path: Path) -> dict[str, Any]:
 
 
 def _of_ogb(path: Path) -> dict[str, Any]:
-    """``edge`` [E, 2] and ``edge_neg`` [M, 2], or ``source_node`` and ``target_node`` [E] and ``target_node_neg``
-    [E, K]."""
+    """Return OGB's arrays as [2, E] or [E, K].
+
+    They are ``edge`` [E, 2] and ``edge_neg`` [M, 2], or ``source_node`` and ``target_node`` [E] and ``target_node_neg``
+    [E, K].
+    """
     from numpy._core import multiarray
 
     of_arrays: list[Any] = [

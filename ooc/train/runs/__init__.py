@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs on disk: folders, locks, checkpoints, weights, several seeds."""
+"""Training runs on disk: folders, locks, checkpoints, weights, runs of several seeds."""

@@ -1,23 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's folder: what is needed to look at a training run afterwards, and to go on with it.
+"""The folder of a training run: all that is needed to look at the run afterwards and to resume it.
 
     RUN/config.json      every option that decides the results, and some that do not
-    RUN/config.toml      the same for ``ooc train --config``, which repeats the run (of runs that it began)
+    RUN/config.toml      the same for ``ooc train --config``, which repeats the run (only for runs begun by it)
     RUN/plan.json        what the plan promised (``ooc plan --compare``)
-    RUN/planned.json     one epoch as the plan has it, in the form of timeline.json
-    RUN/timeline.json    one epoch as it was measured (``ooc report``)
-    RUN/starts.jsonl     one object a start: the command, the machine, the versions
-    RUN/metrics.jsonl    one object an epoch (`EpochRecord`)
-    RUN/checkpoint.pt    state after the last finished epoch, with the lines of metrics.jsonl before it
-    RUN/best.pt          weights of the epoch with the best validation score
-    RUN/embedding/       versions of an embedding that is trained along; the two states name theirs
-    RUN/optimizer/       versions of what the optimizer keeps, where that is on the SSD; the checkpoint names its own
+    RUN/planned.json     one epoch as planned, in the form of timeline.json
+    RUN/timeline.json    one epoch as measured (``ooc report``)
+    RUN/starts.jsonl     one object per start: the command, the machine, the versions
+    RUN/metrics.jsonl    one object per epoch (`EpochRecord`)
+    RUN/checkpoint.pt    the state after the last finished epoch, with the lines of metrics.jsonl before it
+    RUN/best.pt          the weights of the epoch with the best validation score
+    RUN/embedding/       versions of a trained embedding; the two states name theirs
+    RUN/optimizer/       versions of optimizer state that is kept on the SSD; the checkpoint names its own
 
-Every file but the metrics and those in folders is replaced whole (temporary + fsync + rename), so that a process killed
-at any moment leaves the previous version. The metrics are appended to, and may end in a torn line
-or lack lines or have some more than the checkpoint knows; `RunFolder.load` mends that, by the
-checkpoint's copy, which has all of a line but its passes. The states are zip files, whose checksums
-are checked when they are read.
+Every file except the metrics and those in folders is replaced as a whole (temporary file, fsync, rename). A process
+killed at any moment therefore leaves the previous version. The metrics are appended to; after a kill they may end in a
+torn line, or have fewer or more lines than the checkpoint knows of. `RunFolder.load` repairs that from the checkpoint's
+copy, which has everything but the passes. The states are zip files, whose checksums are verified when they are read.
 
 Not thread-safe: one thread owns a run folder, and a lock keeps other processes out of it.
 """
@@ -55,10 +54,11 @@ STARTS = "starts.jsonl"
 EMBEDDING = "embedding"
 OPTIMIZER = "optimizer"
 SEEDS = "seeds.json"
-"""In the folder around the runs of several seeds, the seeds and what all of them share (``SeedRuns``)."""
+"""The file, in the folder around the runs of several seeds, that has the seeds and the common options
+(``SeedRuns``)."""
 _MOST_STARTS = 50
 _HISTORY = "history"
-"""In a checkpoint: the records of the epochs before it, so that lost lines of the metrics can be written anew."""
+"""The key, in a checkpoint, of the earlier epochs' records, from which lost lines of the metrics are written again."""
 
 Config = dict[str, Any]
 State = dict[str, Any]
@@ -67,10 +67,10 @@ State = dict[str, Any]
 class RunFolder:
     """The folder of one training run. Make one by `create` or `open`; neither writes anything.
 
-    `start` writes the configuration and takes the lock; saving or appending does so by itself, but
-    calling it before training finds an unwritable folder while nothing is lost; `discard` takes that
-    back. `close` releases the lock; also a context manager. Where it is not ``written``, another process of the same
-    training does that: nothing is changed here.
+    `start` writes the configuration and takes the lock. Saving and appending call it too, but calling it before
+    training finds an unwritable folder while nothing is lost; `discard` undoes it. `close` releases the lock; the
+    object is also a context manager. With ``written`` false, another process of the same training writes the folder,
+    and this one changes nothing.
     """
 
     def __init__(self, path: Path, config: Config, *, resumed: bool, written: bool = True) -> None:
@@ -88,7 +88,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path, config: Mapping[str, Any]) -> Self:
-        """A new run at ``path``. Raises RunError when something is there already."""
+        """Return a new run at ``path``; raise RunError when something is there already."""
         path = Path(path)
         if holds_run(path):
             raise RunError(f"{path} holds a run already; go on with it by resume=True, or give another folder")
@@ -105,11 +105,11 @@ class RunFolder:
         changeable: Collection[str] = (),
         defaults: Mapping[str, Any] | None = None,
     ) -> Self:
-        """The run begun at ``path``, to be gone on with.
+        """Return the run begun at ``path``, to be resumed.
 
-        ``given`` are options asked for now. One that differs from the run's raises RunError, naming
-        it, unless it is ``changeable``; then it replaces the run's from here on. ``defaults`` hold where the
-        run's configuration says nothing.
+        ``given`` are the options asked for now. One that differs from the run's raises RunError naming it, unless it is
+        ``changeable``; then it replaces the run's from now on. ``defaults`` hold where the run's configuration has no
+        value.
         """
         path = Path(path)
         if not holds_run(path):
@@ -120,7 +120,7 @@ class RunFolder:
         return cls(path, given_anew(path, config, given or {}, changeable), resumed=True)
 
     def followed(self) -> "RunFolder":
-        """The same run, which another process of the same training writes."""
+        """Return this run for a process that only reads it, while another process of the training writes it."""
         return RunFolder(self.path, self.config, resumed=self.resumed, written=False)
 
     @property
@@ -130,12 +130,12 @@ class RunFolder:
 
     @property
     def changed_s(self) -> float:
-        """When something was written to it last: seconds since 1970."""
+        """The time of the last change to the run, in seconds since 1970."""
         files = (self.path / name for name in (CONFIG, METRICS, CHECKPOINT))
         return max(file.stat().st_mtime for file in files if file.exists())
 
     def start(self) -> None:
-        """Make the folder, lock it and write its configuration. Does nothing while it is locked.
+        """Make the folder, lock it and write its configuration; do nothing if it is locked by this object already.
 
         Raises RunError when the folder cannot be written or another process is using it.
         """
@@ -162,8 +162,10 @@ class RunFolder:
             raise
 
     def check_store(self, store: "Store") -> None:
-        """Note what store the run is on; RunError where it was begun on another one. The store of a process that writes
-        no run is compared to the first one's."""
+        """Record which store the run uses; raise RunError if it was begun on another one.
+
+        In a process that writes no run, the store is compared with the first process's.
+        """
         if not self._written:
             return
         names = ("num_nodes", "num_edges", "num_features", "num_classes", "source", "created")
@@ -176,7 +178,7 @@ class RunFolder:
             raise RunError(f"{self.path} was trained on another store than {store.path}")
 
     def check_contents(self, store: "Store") -> None:
-        """Note what the store of a training holds; RunError where it was begun on one that holds something else."""
+        """Record what the training's store holds; raise RunError if the run was begun on other contents."""
         if not self._written:
             return
         contents = crc32(json.dumps(store.fingerprint(), sort_keys=True).encode())
@@ -184,8 +186,10 @@ class RunFolder:
             raise RunError(f"{self.path} was trained on another store than {store.path}, or on it as it was before")
 
     def discard(self) -> None:
-        """Take back what `start` wrote, unless there is a checkpoint to go on from. Where that cannot be done, the run,
-        which has no epoch, may be gone on with."""
+        """Undo `start`, unless there is a checkpoint to resume from.
+
+        Where files cannot be removed, the run stays without an epoch and may be resumed.
+        """
         if self.resumed or self.has_checkpoint or not self._written:
             return
         if self.started:
@@ -201,14 +205,14 @@ class RunFolder:
     def save(self, state: State) -> None:
         """Replace the checkpoint by ``state``: tensors, numbers, strings, and lists and dicts of them.
 
-        ``state["epoch"]`` and ``state["record"]`` (an EpochRecord as dict) must be those of the
-        epoch just finished; `load` takes them to mend the metrics.
+        ``state["epoch"]`` and ``state["record"]`` (an EpochRecord as dict) must be those of the epoch just finished;
+        `load` uses them to repair the metrics.
         """
         before = [values for epoch, values in self._history.items() if epoch < state["epoch"]]
         self._replace(CHECKPOINT, lambda file: _write_state(file, {**state, _HISTORY: before}))
 
     def save_best(self, state: State) -> None:
-        """Replace the best weights so far."""
+        """Replace the weights of the best epoch."""
         self._replace(BEST, lambda file: _write_state(file, state))
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
@@ -217,19 +221,20 @@ class RunFolder:
         self._replace(name, (json.dumps(content, allow_nan=False, **form) + "\n").encode())
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """What was written to such a file last; None where nothing was."""
+        """Return what was last written to one of these files; None if nothing was."""
         path = self.path / name
         return read_config(path) if path.exists() else None
 
     def add_start(self, start: Mapping[str, Any]) -> None:
-        """Note how the training was started or gone on with: plain data. The first, and the last of the others stay."""
+        """Record how the training was started or resumed, as plain data; the first start and the latest ones are
+        kept."""
         known = self.starts()
         kept = [*known[:1], *known[1:][2 - _MOST_STARTS :], start]
         text = "".join(json.dumps(one, allow_nan=False) + "\n" for one in kept)
         self._replace(STARTS, text.encode())
 
     def starts(self) -> list[dict[str, Any]]:
-        """What `add_start` has noted; none for a run that was trained from Python."""
+        """Return what `add_start` has recorded; empty for a run that was trained from Python."""
         path = self.path / STARTS
         if not path.exists():
             return []
@@ -242,7 +247,7 @@ class RunFolder:
         return [one for one in found if isinstance(one, dict)]
 
     def append(self, record: EpochRecord) -> None:
-        """Add an epoch's line to the metrics."""
+        """Append an epoch's line to the metrics."""
         self.start()
         if not self._written:
             return
@@ -252,7 +257,7 @@ class RunFolder:
         self._remember(record)
 
     def load(self, check: Callable[[State], None] = lambda state: None) -> State | None:
-        """The last checkpoint, None before the first; the metrics are cut or completed to match it.
+        """Return the last checkpoint, None before the first; cut or complete the metrics to match it.
 
         ``check`` may refuse the checkpoint before anything is changed.
         """
@@ -271,22 +276,24 @@ class RunFolder:
         return state
 
     def last(self) -> State | None:
-        """The last checkpoint, None before the first. Changes nothing, and takes no lock."""
+        """Return the last checkpoint, None before the first, without a lock and without changing anything."""
         return _read_state(self.path / CHECKPOINT)
 
     def load_best(self) -> State | None:
-        """The best weights so far, None when nothing was evaluated yet."""
+        """Return the weights of the best epoch, None when nothing was evaluated yet."""
         return _read_state(self.path / BEST)
 
     def records(self) -> list[EpochRecord]:
-        """The epochs so far. A last line that is torn does not count; RunError for a damaged one before others."""
+        """Return the records of the epochs so far, without a torn last line; raise RunError if an earlier line is
+        damaged."""
         records, damaged = self._read_metrics()
         if damaged is not None:  # no kill does that, and to stop here would drop what follows
             raise _damaged_line(self.path / METRICS, damaged)
         return records
 
     def _mended(self, state: State) -> list[EpochRecord]:
-        """The records up to a checkpoint's epoch: as in the metrics, and what is missing there as in the checkpoint."""
+        """Return the records up to the checkpoint's epoch, from the metrics and, where missing there, from the
+        checkpoint."""
         records, damaged = self._read_metrics()
         try:
             last = EpochRecord.from_dict(state["record"])
@@ -300,7 +307,7 @@ class RunFolder:
         return [*kept, last]
 
     def _read_metrics(self) -> tuple[list[EpochRecord], int | None]:
-        """The lines that can be read, and the number of the first that cannot, unless it is torn: the last."""
+        """Return the readable lines and the number of the first unreadable one; a torn last line is no error."""
         path = self.path / METRICS
         records: list[EpochRecord] = []
         if not path.exists():
@@ -320,7 +327,7 @@ class RunFolder:
         self._history[record.epoch] = {name: value for name, value in record.as_dict().items() if name != "passes"}
 
     def close(self) -> None:
-        """Release the lock. What was appended to the metrics outlasts a power cut from here on."""
+        """Release the lock, after making the appended metrics durable."""
         if self._lock is not None:
             with contextlib.suppress(OSError):  # the checkpoint has it, too
                 flush(self.path / METRICS)
@@ -341,7 +348,7 @@ class RunFolder:
 
 
 def given_anew(path: Path, config: Config, given: Mapping[str, Any], changeable: Collection[str]) -> Config:
-    """The configuration of what was begun at ``path`` with options given now; RunError for one that may not change."""
+    """Return the configuration at ``path`` with options given now; raise RunError for one that may not change."""
     for name, value in given.items():
         if name in config and config[name] != value and name not in changeable:
             option = "--" + name.replace("_", "-")
@@ -351,12 +358,12 @@ def given_anew(path: Path, config: Config, given: Mapping[str, Any], changeable:
 
 
 def holds_run(path: Path) -> bool:
-    """Whether a run was begun at ``path``."""
+    """Return whether a run was begun at ``path``."""
     return (path / CONFIG).is_file()
 
 
 def remove_empty(folders: Sequence[Path]) -> None:
-    """Those that were made, unless something else lives there."""
+    """Remove ``folders``, the inner ones last in the list, except those that are not empty."""
     for folder in reversed(folders):
         with contextlib.suppress(OSError):
             folder.rmdir()
@@ -367,7 +374,7 @@ def _damaged_line(path: Path, number: int) -> RunError:
 
 
 def _is_occupied(path: Path) -> bool:
-    """Whether something is at ``path`` other than an empty folder or one left by a start cut short."""
+    """Return whether ``path`` holds something other than an empty folder or the remains of an interrupted start."""
     if not path.exists():
         return path.is_symlink()
     if not path.is_dir():
@@ -388,7 +395,7 @@ def read_config(path: Path) -> Config:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether another process has the lock of the folder."""
+    """Return whether another process has locked the folder."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -405,9 +412,11 @@ def is_locked(path: Path) -> bool:
 
 
 class SeedRuns:
-    """The folder of runs of one training by several seeds, each an ordinary run, as that of seed 3 in ``seed-3``. Make
-    one by `create` or `open`; neither writes anything. ``start`` writes down what is to be trained; ``discard`` takes
-    that back where no run has come to a checkpoint."""
+    """The folder of one training repeated with several seeds; the run of seed 3 is the ordinary run ``seed-3``.
+
+    Make one by `create` or `open`; neither writes anything. ``start`` writes the seeds and the options; ``discard``
+    undoes it where no run has a checkpoint.
+    """
 
     def __init__(self, path: Path, seeds: Sequence[int], config: Config) -> None:
         self.path = path
@@ -417,7 +426,7 @@ class SeedRuns:
 
     @classmethod
     def create(cls, path: Path, seeds: Sequence[int], config: Mapping[str, object]) -> Self:
-        """New runs below ``path``. RunError where something is there already."""
+        """Return new runs below ``path``; raise RunError where something is there already."""
         if (path / SEEDS).exists():
             hint = "go on with them by resume=True, or give another folder"
             raise RunError(f"{path} holds runs of several seeds; {hint}")
@@ -426,7 +435,7 @@ class SeedRuns:
 
     @classmethod
     def open(cls, path: Path, seeds: Sequence[int] | None = None) -> Self:
-        """The runs begun at ``path``; ``seeds`` asked for now may add to those begun with."""
+        """Return the runs begun at ``path``; ``seeds`` given now may add to the earlier ones."""
         file = path / SEEDS
         if holds_run(path):
             raise RunError(f"{path} is the run of one seed; give several a folder of their own")
@@ -442,23 +451,23 @@ class SeedRuns:
         return cls(path, begun if seeds is None else seeds, config)
 
     def run_path(self, seed: int) -> Path:
-        """Where the run of ``seed`` is."""
+        """Return the path of the run of ``seed``."""
         return self.path / f"seed-{seed}"
 
     @property
     def begun(self) -> list[Path]:
-        """The runs that are there."""
+        """The runs that exist."""
         return [path for path in map(self.run_path, self.seeds) if holds_run(path)]
 
     def start(self) -> None:
-        """Write down what is to be trained."""
+        """Write down the seeds and the options."""
         text = json.dumps({"seeds": list(self.seeds), "config": self.config}, indent=2, allow_nan=False) + "\n"
         with as_error(RunError, self.path):
             self._made.extend(make_folders(self.path))
             replace_file(self.path / SEEDS, text.encode())
 
     def discard(self) -> None:
-        """Take back what ``start`` made, unless there is a run to go on with."""
+        """Undo ``start``, unless there is a run to resume."""
         if self.begun or not self._made:
             return
         (self.path / SEEDS).unlink(missing_ok=True)
@@ -466,7 +475,7 @@ class SeedRuns:
 
 
 def holds_seeds(path: Path) -> bool:
-    """Whether runs of several seeds were begun at ``path``."""
+    """Return whether runs of several seeds were begun at ``path``."""
     return (path / SEEDS).is_file()
 
 
@@ -475,7 +484,7 @@ def holds_seeds(path: Path) -> bool:
 
 
 def _write_state(file: BinaryIO, state: State) -> None:
-    """``state``: tensors, numbers, strings, and lists and dicts of them."""
+    """Write ``state``: tensors, numbers, strings, and lists and dicts of them."""
     import torch
 
     noting: Any = _Noting(file)  # torch asks for no more of a file
@@ -490,10 +499,10 @@ def _write_state(file: BinaryIO, state: State) -> None:
 
 
 def _read_state(path: Path) -> State | None:
-    """A checkpoint's content, None where there is no such file.
+    """Return a checkpoint's content, None where there is no such file.
 
-    Only plain data is read: a pickled program in its place is refused. torch itself looks at no checksum: a
-    flipped bit would be another weight.
+    Only plain data is read: a pickled program in its place is refused. torch itself verifies no checksum, so a flipped
+    bit would silently become another weight.
     """
     if not path.exists():
         return None
@@ -517,7 +526,10 @@ def _read_state(path: Path) -> State | None:
 
 
 class _Noting:
-    """What torch writes to ``file``; it would report a full disk as an internal error without a cause."""
+    """A file-like object that remembers the first error of writing ``file``.
+
+    torch would report a full disk as an internal error without a cause.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -532,11 +544,11 @@ class _Noting:
         return len(data)
 
     def flush(self) -> None:
-        """Who has opened the file does that."""
+        """Do nothing: the code that opened the file flushes it."""
 
 
 def _on_cpu(state: Any) -> Any:
-    """``state`` with its tensors on the CPU: whoever reads it may have no other device."""
+    """Return ``state`` with its tensors on the CPU, since its reader may have no other device."""
     import torch
 
     match state:

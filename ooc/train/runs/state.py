@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a training has come: epochs done, the best of them, and all that going on exactly from here needs; and its
-weights on their own, read from a run's folder and written as files that plain PyG loads."""
+"""The state of a training: the epochs done, the best one, and all that resuming exactly needs.
+
+Weights alone are read here from a run's folder and written as files that plain PyG loads.
+"""
 
 import io
 import math
@@ -30,8 +32,10 @@ from ooc.train.schedule import Averaging, Schedules
 
 @dataclass(eq=False)
 class TrainingState:
-    """``epoch`` epochs are done; ``best`` has the best validation score's epoch and scores; ``stale`` counts the
-    evaluations since the best of those in turn. With a run folder, every epoch that is concluded is kept there.
+    """The state of a training after ``epoch`` epochs; with a run folder, each finished epoch's state is saved there.
+
+    ``best`` has the epoch and the scores of the best validation score. ``stale`` counts the scheduled evaluations since
+    the best of those.
     """
 
     model: nn.Module
@@ -43,12 +47,12 @@ class TrainingState:
     seed: int
     learnt: LearntRows | None = None
     kept: StateOnDisk | None = None
-    """Of the optimizer, where that may be on the SSD, and whether it is there."""
+    """Optimizer state that may be on the SSD; ``on_disk`` says whether it is there."""
     on_disk: bool = False
     ranks: Ranks = ALONE
-    """The processes that train; the first has the run."""
+    """The processes that train together; the first writes the run."""
     made_of: Mapping[str, str] = field(default_factory=dict)
-    """What is trained, and by what, in words or checksums by name; ``listener`` is told what a run had otherwise."""
+    """Descriptions or checksums, by name, of what is trained; ``listener`` is told where the run had others."""
     listener: Listener = ignore
     epoch: int = field(default=0, init=False)
     best: dict[str, Any] | None = field(default=None, init=False)
@@ -57,9 +61,12 @@ class TrainingState:
     _saved: int = field(default=0, init=False)
 
     def conclude(self, record: EpochRecord, *, in_turn: bool) -> None:
-        """``record`` is complete, the model as it was after its epoch: note the best, write checkpoint and metrics.
-        ``in_turn``: it would have been scored if the training had gone on; else no schedule goes by its score, nor
-        patience, since one that is gone on with has the steps of one that did not stop."""
+        """Finish an epoch: note a new best score, write the checkpoint and the metrics.
+
+        ``record`` is complete, and the model is as the epoch left it. ``in_turn``: the evaluation would have happened
+        without a stop at this epoch, too. Only then do schedules and patience see the score, so that a training that
+        stops and resumes takes the steps of one that did not stop.
+        """
         if (score := record.valid_score) is not None:
             if in_turn:
                 self.schedules.step_scored(score)
@@ -77,16 +84,15 @@ class TrainingState:
             self._saved = record.epoch
 
     def check_loss(self, loss: float) -> None:
-        """TrainingError where the loss of the epoch under way is no finite number."""
+        """Raise TrainingError where the current epoch's loss is not finite."""
         if not math.isfinite(loss):
             raise self._diverged(f"the loss of epoch {self.epoch + 1} is {loss}")
 
     def check_weights(self, moved: Collection[nn.Parameter] | None = None) -> None:
-        """TrainingError where the step of the epoch under way has left weights that are no finite numbers. ``moved``:
-        those that have a gradient (None: any); others may be what they are, as RGATConv leaves some as they come out of
-        memory.
+        """Raise TrainingError where the current epoch's step has made weights infinite or NaN.
 
-        A device is asked once, for all of them together.
+        ``moved``: the parameters that have a gradient (None: all are checked). Other parameters may hold anything, as
+        RGATConv leaves some uninitialised. A device is asked once for all parameters together.
         """
         trained = [p for p in (self.model.parameters() if moved is None else moved) if p.requires_grad]
         flat = [p.detach().reshape(-1) for p in trained]
@@ -119,7 +125,7 @@ class TrainingState:
                 self.learnt.kept_as_best()
 
     def _embedding(self) -> dict[str, Any]:
-        """What states have of an embedding."""
+        """Return the embedding's part of a saved state."""
         return {} if self.learnt is None else {"embedding": self.learnt.state()}
 
     def _state(self, record: EpochRecord) -> dict[str, Any]:
@@ -141,8 +147,10 @@ class TrainingState:
         }
 
     def resume(self) -> None:
-        """Take up the run's last checkpoint; of a run that was stopped before the first, nothing but its options is
-        there to go on with. RunError where there is no run."""
+        """Load the run's last checkpoint; raise RunError where there is no run.
+
+        For a run that was stopped before its first checkpoint, only the options are there to resume from.
+        """
         on_one = self.ranks.local_count == self.ranks.count  # there each reads the file, and nothing is in memory twice
         state, of_best = self._loaded() if on_one else self.ranks.told(self._loaded)
         if state is None:
@@ -164,7 +172,7 @@ class TrainingState:
         self._saved = epoch
 
     def _loaded(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-        """The checkpoint, and what the best epoch's state has of an embedding."""
+        """Return the checkpoint, and what the best epoch's state has about an embedding."""
         if self.run is None:
             raise RunError("there is no run to go on with; give the trainer the run's folder (out)")
         if not (self.run.resumed or self.run.has_checkpoint):
@@ -173,7 +181,7 @@ class TrainingState:
         return state, None if self.learnt is None else (self.run.load_best() or {}).get("embedding")
 
     def _check(self, state: dict[str, Any]) -> None:
-        """RunError for the checkpoint of another model or way to train, before anything is changed for it."""
+        """Raise RunError, before anything is changed, if the checkpoint belongs to another model or other options."""
         saved = state.get("model")
         if not isinstance(saved, dict) or not {"optimizer", "record", "best", "stale_epochs"} <= state.keys():
             raise RunError(f"{self._path} holds no checkpoint that a training can go on from")
@@ -199,7 +207,7 @@ class TrainingState:
 
     @property
     def _kinds(self) -> list[str]:
-        """What makes steps, and what scores them, by name."""
+        """The names of the optimizer, the schedules and the metric."""
         made = [type(one).__name__ for one in (self.optimizer, *self.schedules.all)]
         return [*made, self.metric.value]
 
@@ -209,7 +217,7 @@ class TrainingState:
 
 
 def _shape(value: object) -> str:
-    """Of a tensor, for people; empty where there is none."""
+    """Return a tensor's shape for messages; an empty string where there is no tensor."""
     return str(list(value.shape)) if isinstance(value, torch.Tensor) else ""
 
 
@@ -220,10 +228,10 @@ State = dict[str, Tensor]
 
 
 def load_weights(run: RunFolder, which: str) -> State:
-    """The ``state_dict`` of the run's model. RunError where the run has none yet.
+    """Return the ``state_dict`` of the run's model; raise RunError where the run has none yet.
 
-    ``which``: ``"best"`` of the best validation score, or the last ones where nothing was evaluated; ``"last"`` after
-    the last epoch, where weights are averaged their average.
+    ``which``: ``"best"`` for the best validation score, or the last weights where nothing was evaluated; ``"last"`` for
+    those after the last epoch. Where weights are averaged, their average is returned.
     """
     state, is_best = _kept(run, which)
     if not is_best:
@@ -237,14 +245,14 @@ def load_weights(run: RunFolder, which: str) -> State:
 
 
 def learnt_rows(run: RunFolder, which: str, embedding: Embedding, store: Store) -> LearntRows:
-    """The embedding that goes with these weights; RunError where it is not there."""
+    """Return the embedding that belongs to these weights; raise RunError where it is missing."""
     state, _ = _kept(run, which)
     dtype = next((weight.dtype for weight in load_weights(run, which).values()), torch.get_default_dtype())
     return LearntRows.of_run(embedding, store, dtype, run.path, state.get("embedding"))
 
 
 def _kept(run: RunFolder, which: str) -> tuple[dict[str, Any], bool]:
-    """What the run has of its best epoch, or of its last one; and whether it is the best."""
+    """Return the saved state of the best or the last epoch, and whether it is that of the best one."""
     best = run.load_best() if which == "best" else None
     state = run.last() if best is None else best
     if state is None:
@@ -253,9 +261,10 @@ def _kept(run: RunFolder, which: str) -> tuple[dict[str, Any], bool]:
 
 
 def export_weights(state: State, path: Path, *, metadata: dict[str, str], force: bool) -> None:
-    """Write ``state`` to ``path``, as safetensors or for ``torch.load`` by its ending: whole, or not at all.
+    """Write ``state`` to ``path``, as safetensors or for ``torch.load`` depending on the suffix: completely or not at
+    all.
 
-    OptionError for another ending, or where the file is there already and ``force`` is not given.
+    Raises OptionError for another suffix, or where the file exists and ``force`` is not given.
     """
     match path.suffix:
         case ".safetensors":
@@ -273,8 +282,11 @@ def export_weights(state: State, path: Path, *, metadata: dict[str, str], force:
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """What it kept, in the types of then: torch gives what was kept in float32 of a parameter in float64, as NAdam's
-    product is, the type of the parameter, and goes on to other bits."""
+    """Load an optimizer's state with the dtypes it was saved in.
+
+    torch converts state to its parameter's dtype. Where state was float32 for a float64 parameter, as NAdam's product
+    is, training would continue with other bits.
+    """
     optimizer.load_state_dict(saved)
     groups = zip(optimizer.param_groups, saved["param_groups"], strict=True)
     for parameter, number in chain(*(zip(one["params"], other["params"], strict=True) for one, other in groups)):
