@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a module saves and takes, item by item, found without taking it: dry runs on torch's meta device, whose tensors
-have sizes and no content. The plan that is made of that is run dry as well, so that its peak is counted, not believed.
+"""The memory a module saves and takes, item by item, found by dry runs on torch's meta device.
+
+Meta tensors have sizes and no content. The resulting plan is dry-run as well, so that its peak is counted and not just
+forecast.
 """
 
 import copy
@@ -28,15 +30,18 @@ from ooc.sizes import format_size
 
 META = torch.device("meta")
 Step = Callable[[nn.Module], Any]
-"""Calls the module that it is given, a copy on the meta device, and returns what that gives."""
+"""A function that calls the module it is given, a copy on the meta device, and returns the outputs."""
 _TRIES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavingPlan:
-    """By item: its fate, its name, the most bytes that it may have, and how many may be on their way back early when
-    the backward pass is there (``windows``). ``nbytes`` are taken of the device at most, or of the one memory there is,
-    ``host_bytes`` of the host, ``ssd_bytes`` of the SSD, which is written by way of ``staging_bytes`` of these."""
+    """A plan for what a module saves, by item: its fate, its name, the most bytes it may have.
+
+    ``windows``: bytes that may be on their way back early when the backward pass is at an item. The plan takes at most
+    ``nbytes`` of the device (or of the only memory), ``host_bytes`` of the host, and ``ssd_bytes`` of the SSD, which is
+    written through ``staging_bytes`` of memory.
+    """
 
     fates: tuple[Fate, ...]
     names: tuple[str, ...]
@@ -48,17 +53,17 @@ class SavingPlan:
     staging_bytes: int
 
     def fate_of(self, item: int) -> Fate:
-        """Of an item; what was not planned, and is more than nothing, is refused."""
+        """Return an item's fate; an unplanned item stays on the device, where its bytes count as unplanned."""
         return self.fates[item] if item < len(self.fates) else Fate.DEVICE
 
     def bytes_by_fate(self) -> dict[Fate, int]:
-        """What is saved, by where it waits."""
+        """Return the saved bytes by the place where they are kept."""
         each = list(zip(self.fates, self.most, strict=True))
         return {fate: sum(nbytes for its, nbytes in each if its is fate) for fate in Fate if fate is not Fate.RECOMPUTE}
 
 
 def on_meta(module: nn.Module) -> nn.Module:
-    """A copy on the meta device, made without copying parameters, buffers, or what else its parts hold."""
+    """Return a copy of ``module`` on the meta device, made without copying the content of any tensor."""
     held = [leaf for part in module.modules() for leaf in tree_leaves(vars(part)) if type(leaf) is Tensor]
     memo: dict[int, Any] = {
         id(leaf): leaf.detach().to(META).requires_grad_(leaf.is_leaf and leaf.requires_grad) for leaf in held
@@ -77,7 +82,8 @@ def on_meta(module: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """A dry run: sizes of items; the most bytes and the seconds of each item's steps, forward (True) and backward."""
+    """The result of a dry run: items' sizes, and the peak bytes and the seconds of each item, forward (True) and
+    backward."""
 
     sizes: dict[int, Sizes]
     peaks: dict[tuple[bool, int], int]
@@ -92,7 +98,7 @@ class _Trial:
 
 
 class _Meter(Watch):  # type: ignore[no-untyped-call]
-    """Counts by item, and estimates seconds by what operators read, write and multiply."""
+    """A counter of bytes by item, which also estimates seconds from what operators read, write and multiply."""
 
     def __init__(self, known: Sequence[Tensor], hardware: Hardware) -> None:
         super().__init__(known)
@@ -102,7 +108,7 @@ class _Meter(Watch):  # type: ignore[no-untyped-call]
         self._hardware = hardware.processor
 
     def move(self, forward: bool, item: int) -> None:
-        """The next operators are of another step, with a peak of its own."""
+        """Start another item, with its own peak."""
         self.peaks[self.at] = max(self.peaks[self.at], self.peak_bytes)
         self.at = forward, item
         self.peak_bytes = self.peaks[self.at]
@@ -124,9 +130,11 @@ class _Meter(Watch):  # type: ignore[no-untyped-call]
 
 
 class DryRuns:
-    """Those of ``step`` with ``module``, both passes ``within`` what that gives for the copy. ``known``: tensors on the
-    meta device that the step is given and that do not count. A cross-entropy stands for what follows the module.
-    ``least_bytes``: what a step takes with nothing kept, after a plan was refused."""
+    """Dry runs of ``step`` with a copy of ``module``; ``within`` gives a context for both passes with the copy.
+
+    ``known``: meta tensors that the step is given and that do not count. A cross-entropy stands for what follows the
+    module. ``least_bytes``: what a step takes at least; set when a plan was refused.
+    """
 
     def __init__(
         self,
@@ -144,11 +152,11 @@ class DryRuns:
 
     @property
     def kept_bytes(self) -> int:
-        """The most that a step takes where everything stays where it is."""
+        """The peak bytes of a step in which nothing is moved."""
         return self._kept.peak_bytes
 
     def run(self, fates: Callable[[int], Fate]) -> _Trial:
-        """One step, with gradients of its own."""
+        """Run one step forward and backward, with new gradients."""
         meter = _Meter(self._known, self.hardware)
         saving = Saving(self._module, meter.move)
         saving.fates, saving.tiers = fates, {Fate.SSD: Nowhere()}
@@ -166,8 +174,11 @@ class DryRuns:
         return _Trial(dict(saving.sizes), dict(meter.peaks), dict(meter.seconds))
 
     def plan(self, gpu_budget: int, host_budget: int) -> SavingPlan:
-        """The plan of least forecast time within the budgets; BudgetError with the least that would do. Where the CPU
-        computes, they are of one memory and add up."""
+        """Return the plan of the least forecast time within the budgets; raise BudgetError with the least that would
+        suffice.
+
+        On the CPU both budgets bound the same memory and add up.
+        """
         on_device = self.hardware.has_device_memory
         has = gpu_budget if on_device else gpu_budget + host_budget
         if self.kept_bytes <= has:  # nothing is faster than nothing moved
@@ -224,7 +235,8 @@ class DryRuns:
         return items
 
     def _planned(self, fates: Sequence[Fate], trial: _Trial, has: int, staging: int, host_bytes: int) -> SavingPlan:
-        """``staging``: of the memory that ``has`` so many bytes."""
+        """Return the plan for these fates; ``staging``: bytes for writing the SSD, within the ``has`` bytes of the
+        budget."""
         sizes = [trial.sizes.get(item, Sizes()) for item in range(len(fates))]
         written = [one for one, fate in zip(sizes, fates, strict=True) if fate is Fate.SSD and one.nbytes]
         part = staging_bytes(max(one.largest_bytes for one in written)) if written else 0
@@ -247,5 +259,5 @@ class DryRuns:
 
 
 def _stays(hardware: Hardware) -> Fate:
-    """What becomes of what is kept where it is computed."""
+    """Return the fate of what stays where it is computed."""
     return Fate.DEVICE if hardware.has_device_memory else Fate.HOST

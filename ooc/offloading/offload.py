@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A module's forward and backward pass within budgets: what autograd saves is kept, goes to the host or the SSD, or is
-computed again, whatever takes the least time. Results are the same bits as without.
-"""
+"""A module's forward and backward pass within budgets: each tensor that autograd saves is kept, moved to the host or
+the SSD, or recomputed, whichever takes the least time. Results have the same bits as without."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -27,9 +26,9 @@ from ooc.sizes import parse_size
 from ooc.suggestions import checked
 
 _ENTERED = local()
-"""``block``: that of this thread, whose hooks are on what it saves."""
+"""``block``: the block that this thread is in."""
 _AT_ONCE_BYTES = 256 << 10
-"""What is freed of so many bytes goes back to the system: what smaller pieces keep of the heap is little."""
+"""Freed allocations of at least this size are returned to the system; smaller ones hold little of the heap."""
 
 
 @checked
@@ -48,18 +47,18 @@ def offload(
             loss = model(x).square().mean()
             loss.backward()
 
-    What autograd saves is kept, goes to the host, goes to a nameless file in ``spill_dir``, or is computed again, layer
-    by layer (members of the module's lists and sequences, and its other parts), as takes the least time by what
-    ``hardware`` says (this machine as ``ooc profile`` measured it, or estimates). Gradients are the same bits as
-    without, and random numbers are drawn as without.
+    What autograd saves is kept, moved to the host, written to a nameless file in ``spill_dir``, or recomputed. The
+    choice is made layer by layer (members of the module's lists and sequences, and its other children) for the least
+    time that ``hardware`` forecasts (this machine as ``ooc profile`` measured it, or estimates). Gradients have the
+    same bits as without the block, and the same random numbers are drawn.
 
-    Budgets bound what a step makes beside parameters, what the module is given, and what the caller keeps: saved
-    tensors, temporaries, gradients, buffers of the SSD; of the loss as much as a cross-entropy of the outputs makes.
-    ``memory`` is that of the CPU; beside a GPU ``gpu_budget`` is of its memory and ``host_budget`` of the host's (on
-    the CPU they add up). Sizes are found on the meta device when the module is called, before anything is computed;
-    calls with nothing larger keep to that plan, unless parts of the module were frozen, or are in another mode, since
-    then. BudgetError with the least that would do; ModelError for a module that does not run on the meta device, for a
-    call before the backward pass of the last, and for a backward pass outside the block.
+    Budgets bound what a step allocates beside parameters, the module's inputs, and what the caller keeps: saved
+    tensors, temporaries, gradients, buffers of the SSD; for the loss as much as a cross-entropy of the outputs takes.
+    ``memory`` bounds the CPU's memory. With a GPU, ``gpu_budget`` bounds its memory and ``host_budget`` the host's (on
+    the CPU they add up). Sizes are found on the meta device when the module is called, before anything is computed.
+    Later calls with nothing larger use the same plan, unless parameters were frozen or modes changed since then. Raises
+    BudgetError with the least memory that would suffice. Raises ModelError for a module that does not run on the meta
+    device, for a call before the backward pass of the last one, and for a backward pass outside the block.
     """
     if hasattr(module, "_orig_mod"):
         raise OptionError("what torch.compile has made cannot be offloaded; offload the module that it was given")
@@ -81,9 +80,11 @@ def offload(
 
 
 class Offload:
-    """See ``offload``. ``plan``: of the last call, None before the first; or of every call that is to come, where it is
-    given. ``moved``: bytes read from and written to the SSD by that plan, in the block. A block at a time; again after
-    it."""
+    """The block that ``offload`` returns. Only one at a time can be entered; it may be entered again afterwards.
+
+    ``plan``: the plan of the last call, None before the first; or a given plan, used for all calls. ``moved``: bytes
+    read from and written to the SSD under that plan within the block.
+    """
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class Offload:
             opened.close()
 
     def _before(self, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Plan, unless what there is holds for this call."""
+        """Make a plan, unless the present one holds for this call."""
         if self._fixed:
             return
         leaves, spec = tree_flatten((given, named))
@@ -146,7 +147,7 @@ class Offload:
             self.plan, self._called = plan, called
 
     def _use(self, plan: SavingPlan) -> None:
-        """Have the memory and the file that the plan asks for."""
+        """Allocate the memory and the file that the plan requires."""
         if len(set(plan.fates)) > 1:  # or the heap would keep as much as it was spared
             return_freed_memory(_AT_ONCE_BYTES, trim_bytes=_AT_ONCE_BYTES)
         tiers: dict[Fate, Tier] = {}
@@ -176,7 +177,7 @@ def _size_of(leaf: Any) -> Any:
 
 
 def _holds(before: Sequence[Any] | None, now: Sequence[Any]) -> bool:
-    """Whether a call with leaves of the sizes ``now`` is like the one ``before``, and nothing is larger."""
+    """Return whether a call with leaves of the sizes ``now`` resembles the one ``before``, with nothing larger."""
     if before is None or len(before) != len(now):
         return False
     for one, other in zip(before, now, strict=True):

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors that autograd saves while a module runs, each of which meets the fate of its item of the chain.
+"""The tensors that autograd saves while a module runs, each stored or recomputed according to a plan.
 
-A module is a chain of *layers*, called one after the other. Item 2n is what is saved before the call of layer n, with
-what that call is given; item 2n + 1 what is saved within it. Backward passes need the items in reverse.
+A module is a chain of *layers* that are called one after the other. Its saved tensors are grouped into *items*: item 2n
++ 1 is what layer n's call saves; item 2n is what is saved before that call, and the layer's inputs. The backward pass
+needs the items in reverse order.
 
-A storage is taken once, however many tensors that are saved are views of it, and belongs to the first item that saves
-it. Storages of parameters, buffers and of what the module is given stay where they are, and so does what is saved
-before the module is called: by other modules, or for another step. What is recomputed is so by
-``torch.utils.checkpoint``, which draws the same random numbers again.
+A storage is moved once, however many saved tensors are views of it, and belongs to the first item that saves it.
+Storages of parameters, buffers and the module's inputs stay where they are. So does what is saved before the module is
+called, by other modules or for another step. Recomputation is ``torch.utils.checkpoint``, which draws the same random
+numbers again.
 """
 
 import gc
@@ -35,12 +36,14 @@ from ooc.sizes import format_size
 
 _LISTS = nn.Sequential, nn.ModuleList, nn.ModuleDict
 Before = Callable[[tuple[Any, ...], dict[str, Any]], None]
-"""Is told what a module is called with."""
+"""A function that is told the arguments of each call of the module."""
 
 
 def layers_of(module: nn.Module) -> dict[nn.Module, str]:
-    """The layers of ``module`` with their names, as it is built: the members of its lists and sequences, of those
-    within it as well, and what else it consists of."""
+    """Return the layers of ``module`` with their names.
+
+    They are the members of its lists and sequences, nested ones too, and its other children.
+    """
 
     def found(module: nn.Module, name: str, listed: bool) -> Iterator[tuple[nn.Module, str]]:
         of_lists = isinstance(module, _LISTS)
@@ -56,8 +59,11 @@ def layers_of(module: nn.Module) -> dict[nn.Module, str]:
 
 @dataclass(slots=True)
 class Sizes:
-    """Of an item: bytes of its storages, and of what they come back to; of the largest; of what the call after it is
-    given. Whether it can be computed again, and the layer's name."""
+    """The sizes of an item, in bytes, its layer's name, and whether it may be recomputed.
+
+    ``nbytes``: its storages; ``landing_bytes``: the memory that they return to; ``largest_bytes``: the largest storage;
+    ``given_bytes``: the inputs of the call after it.
+    """
 
     nbytes: int = 0
     landing_bytes: int = 0
@@ -68,12 +74,12 @@ class Sizes:
 
 
 class _Call:
-    """A call of the module: alive as long as anything is that it saved."""
+    """A call of the module; it stays alive as long as anything that the call saved."""
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class _Entry:
-    """A storage that waits elsewhere until nobody needs it any more."""
+    """A storage that is kept in a tier until no saved tensor needs it."""
 
     tier: Tier
     token: Any
@@ -87,7 +93,7 @@ class _Entry:
 
 @dataclass(eq=False, slots=True)
 class _Away:
-    """A saved tensor, a view of an entry, of which the backward pass has need at ``item``."""
+    """A saved tensor that is a view of an entry; the backward pass needs it at ``item``."""
 
     call: _Call | None
     item: int
@@ -102,7 +108,7 @@ class _Away:
 
 @dataclass(eq=False, slots=True)
 class _Kept:
-    """A saved tensor that stays where it is, and its version then."""
+    """A saved tensor that stays where it is, with its version when it was saved."""
 
     call: _Call | None
     item: int
@@ -112,8 +118,8 @@ class _Kept:
 
 @dataclass(slots=True)
 class _Seen:
-    """A storage that belongs to an item when it is saved, or has been; it may be gone. ``counter``: an empty tensor
-    that has the version counter of what was saved."""
+    """A storage that belongs to an item; it may have been freed. ``counter``: an empty tensor with the version counter
+    of the saved tensor."""
 
     storage: StorageWeakRef
     item: int
@@ -125,8 +131,10 @@ class _Seen:
         return bool(self.storage.expired())  # type: ignore[no-untyped-call]
 
     def counts(self, tensor: Tensor) -> bool:
-        """Whether what changes ``tensor`` in place is counted here, as of views it is. It is not where parts of a
-        storage have counters of their own: those of ``unsafe_chunk``, which GRU and LSTM write into one by one."""
+        """Return whether ``tensor`` shares this storage's version counter, as ordinary views do.
+
+        Parts made by ``unsafe_chunk``, which GRU and LSTM write into one by one, have their own counters.
+        """
         assert self.counter is not None
         before = self.counter._version
         with _unsafe_preserve_version_counter(tensor):
@@ -135,12 +143,12 @@ class _Seen:
 
 
 class Saving:
-    """What becomes of what ``module`` saves while it is called within ``applied``.
+    """The hooks that store or recompute what ``module`` saves while it is called within ``applied``.
 
-    ``fates``: by item; ``tiers``: where items of some fates go, all others stay. ``windows``: bytes that may be on
-    their way back early when the backward pass is at an item; ``most``: bytes that an item may have, and ``spare``:
-    those that all of them together may have beyond. These may be set before each call.
-    ``moved`` is told when another item's turn comes, forward (True) or backward.
+    ``fates``: the fate of an item; ``tiers``: where items of a fate go; without a tier they stay. ``windows``: bytes
+    that may be on their way back early when the backward pass is at an item. ``most``: the planned bytes of each item,
+    and ``spare``: bytes by which all items together may exceed them. These may be set before each call. ``moved`` is
+    called when another item begins, in the forward pass (True) or the backward pass.
     """
 
     def __init__(self, module: nn.Module, moved: Callable[[bool, int], None] = lambda forward, item: None) -> None:
@@ -166,7 +174,8 @@ class Saving:
 
     @contextmanager
     def applied(self, before: Before = lambda given, named: None) -> Iterator[None]:
-        """Meanwhile calls of the module, and backward passes, go by the fates."""
+        """Within this context, calls of the module and backward passes follow the fates; ``before`` is called before
+        each."""
         wrapped = {self.module: self._module_call(self.module.forward, before)}
         for layer, name in layers_of(self.module).items():
             wrapped[layer] = self._layer_call(layer, name, layer.forward)
@@ -200,7 +209,7 @@ class Saving:
         return run
 
     def _check_over(self) -> None:
-        """Refuse a call while anything is alive that the last one saved."""
+        """Raise ModelError if tensors that the last call saved are still alive."""
         self._current = None
         if self._call() is not None:
             gc.collect()  # an error's traceback may hold it
@@ -221,7 +230,7 @@ class Saving:
 
     def _layer_call(self, layer: nn.Module, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         def compute(item: int, called: TreeSpec, settings: list[Any], *leaves: Any) -> Any:
-            """The call, or once more in the backward pass."""
+            """Call the layer, in the forward pass or again in the backward pass."""
             if not self._calling:
                 self._reach(item)
                 if settings != _settings_of(layer):
@@ -264,7 +273,7 @@ class Saving:
         self._moved(True, item)
 
     def _take_on(self, item: int, given: Iterable[Any]) -> None:
-        """What a layer is given belongs to the item before it, unless another one has it."""
+        """Assign a layer's inputs to the item before it, except those that belong to an earlier item."""
         storages = {}
         for tensor in given:
             if isinstance(tensor, Tensor) and _is_plain(tensor):
@@ -364,14 +373,14 @@ class Saving:
         return _as_stored(tensor, saved.is_conj, saved.is_neg)
 
     def _reach(self, item: int) -> None:
-        """The backward pass comes to an item."""
+        """Note that the backward pass has come to an item."""
         if self._reached < 0 or item < self._reached:
             self._reached = item
             self._moved(False, item)
         self._fetch_ahead()
 
     def _fetch_ahead(self) -> None:
-        """Send for what is needed next, as far as there is room beside what the step takes."""
+        """Begin to fetch what is needed next, as far as there is room beside what the step takes."""
         room = self.windows[self._reached] if self._reached < len(self.windows) else 0
         while self._waiting:
             entry = self._waiting[-1]()
@@ -385,12 +394,12 @@ class Saving:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether it is a view of a storage, and nothing else."""
+    """Return whether ``tensor`` is an ordinary dense tensor."""
     return type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
 
 
 def _settings_of(layer: nn.Module) -> list[Any]:
-    """What a second run of ``layer`` goes by beside what it is given."""
+    """Return what a recomputation of ``layer`` depends on beside its inputs: parameters, buffers and modes."""
     tensors = [*layer.parameters(), *layer.buffers()]
     places = [tensor.untyped_storage()._cdata if _is_plain(tensor) else 0 for tensor in tensors]
     return [
@@ -400,13 +409,12 @@ def _settings_of(layer: nn.Module) -> list[Any]:
 
 
 def _as_stored(tensor: Tensor, is_conj: bool, is_neg: bool) -> Tensor:
-    """Without what torch marks a tensor with instead of computing it: that its numbers are conjugated, or negated. Of
-    one without the marks, with them."""
+    """Return the tensor without torch's lazy conjugate and negative bits, or with them again."""
     tensor = tensor.conj() if is_conj else tensor
     return torch._neg_view(tensor) if is_neg else tensor
 
 
 def _state_of(layer: nn.Module, given: Iterable[Any]) -> list[tuple[int, int]]:
-    """What is changed where the layer changes its buffers, or what it is given."""
+    """Return the versions of the layer's buffers and inputs, which change when the layer changes them."""
     tensors = [*layer.buffers(), *(leaf for leaf in given if isinstance(leaf, Tensor))]
     return [(id(tensor), tensor._version) for tensor in tensors]

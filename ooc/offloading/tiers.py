@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where saved tensors wait that leave the device: storages go there whole, and come back as bytes that views are made
-of. What is sent for early is on its way while other things are computed.
+"""Storage for saved tensors outside the device: whole storages go there and return as bytes that views are made of.
+
+A storage that is fetched early is read while other things are computed.
 """
 
 from abc import ABC, abstractmethod
@@ -19,18 +20,18 @@ from ooc.prefetch.engines.choice import choose_engine
 from ooc.prefetch.spill import create_spill
 
 _PARTS, _MOST_PART_BYTES = 4, 4 << 20
-"""Of what the SSD is written by way of: one part is filled while others are written."""
+"""The parts of the memory through which the SSD is written: one is filled while others are written."""
 _WRITES = 8
-"""That the largest storage takes at least."""
+"""Writes into which the largest storage is divided at least."""
 
 
 def staging_bytes(largest_bytes: int) -> int:
-    """Of memory that ``Ssd`` is written by way of, where the largest storage has so many bytes."""
+    """Return the bytes of memory through which ``Ssd`` is written, for a largest storage of ``largest_bytes``."""
     return _PARTS * min(_MOST_PART_BYTES, align_up(max(1, largest_bytes // _WRITES)))
 
 
 def landing_bytes(nbytes: int) -> int:
-    """Of what so many bytes come back to, from where a page begins."""
+    """Return the bytes of memory that a storage of ``nbytes`` returns to, with page alignment."""
     return align_up(nbytes) + PAGE_BYTES
 
 
@@ -45,26 +46,27 @@ def _bytes_of(storage: UntypedStorage) -> Tensor:
 
 
 class Tier(ABC):
-    """Used by one thread at a time. A token stands for what was put there."""
+    """A place for storages, used by one thread at a time. A token identifies a storage that was put there."""
 
     @abstractmethod
     def put(self, storage: UntypedStorage) -> Any:
-        """Take the storage's bytes; it may be freed when this returns. Returns the token."""
+        """Store the storage's bytes and return the token; the storage may be freed afterwards."""
 
     @abstractmethod
     def fetch(self, token: Any) -> None:
-        """Begin to bring it back."""
+        """Begin to bring the storage back."""
 
     @abstractmethod
     def take(self, token: Any) -> Tensor:
-        """Its bytes, from the first on, uint8; once."""
+        """Return the storage's bytes, uint8; only once for each token."""
 
     def drop(self, token: Any) -> None:  # noqa: B027
-        """Nobody needs it any more."""
+        """Release the token: its storage is no longer needed."""
 
 
 class Nowhere(Tier):
-    """On the meta device nothing has content: sizes are as with ``Ssd``."""
+    """A tier for dry runs on the meta device, where tensors have no content: it returns the sizes that ``Ssd``
+    returns."""
 
     def put(self, storage: UntypedStorage) -> int:
         return storage.nbytes()
@@ -78,7 +80,7 @@ class Nowhere(Tier):
 
 @dataclass(eq=False, slots=True)
 class _Extent:
-    """A storage's place in the file, its writes, or the read and the memory that it comes back to."""
+    """A storage's place in the file, its writes, or the read and the memory that it returns to."""
 
     offset: int
     nbytes: int
@@ -88,8 +90,10 @@ class _Extent:
 
 
 class Ssd(Tier):
-    """A nameless file of ``nbytes`` in ``folder``, written by way of ``staging`` bytes of memory: who puts something
-    there waits when these are full. Reads go right to where the tensor will be, past the page cache."""
+    """A nameless file of ``nbytes`` in ``folder``, written through ``staging`` bytes of memory.
+
+    ``put`` waits when the memory is full. Reads go directly to the tensor's memory, bypassing the page cache.
+    """
 
     def __init__(self, folder: Path, nbytes: int, staging: int) -> None:
         self._file = create_spill(folder, "saved tensors", nbytes)
@@ -142,7 +146,7 @@ class Ssd(Tier):
             self._end = 0  # of the next forward pass
 
     def close(self) -> None:
-        """Free everything, when what is under way has ended."""
+        """Free everything, after pending reads and writes have ended."""
         self._settle()
         self._engine.close()
         self._file.close()
@@ -160,7 +164,7 @@ class Ssd(Tier):
 
 
 class Pinned(Tier):
-    """Host memory of a GPU, copied to and from beside its kernels. It has never been run on one."""
+    """Pinned host memory for a GPU, copied on a stream of its own. It has never been run on a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the user sees while work goes on: bars, lines, the live view of a training. Listeners of the core's events."""
+"""The display of running work: bars, lines, and the live view of a training. All listen to the core's events."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers as people read them: counts, rates, durations, an epoch in a line, a curve in a row of blocks."""
+"""Numbers formatted for people: counts, rates, durations, an epoch in one line, a curve as a row of blocks."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ooc.engine.record import EpochRecord
 
 LINE_WIDTH = 80
-"""Columns of a line, but on a terminal that has more."""
+"""Columns of a line, except on a wider terminal."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -28,7 +28,7 @@ def format_count(count: float, unit: str) -> str:
 
 
 def format_rate(per_s: float, unit: str) -> str:
-    """A rate a second, or a minute where it is slow."""
+    """Return a rate per second, or per minute where it is slow."""
     if per_s < 1 and unit != "bytes":
         return f"{per_s * 60:.1f} {unit}/min"
     if per_s < 10 and unit != "bytes":
@@ -49,13 +49,13 @@ def format_duration(seconds: float) -> str:
 
 
 def format_progress(name: str, done: int, total: int, unit: str, elapsed_s: float) -> str:
-    """A plain line: how far, how fast, how long still."""
+    """Return a plain line with the progress, the rate and the time left."""
     how_far = f"{100 * done // total} % of {format_count(total, unit)}" if total else format_count(done, unit)
     return ", ".join([f"{name}: {how_far}", *filter(None, pace(done, total, unit, elapsed_s))])
 
 
 def pace(done: int, total: int, unit: str, elapsed_s: float) -> tuple[str, str]:
-    """The rate and the time left; empty where nobody can tell."""
+    """Return the rate and the time left; an empty string while they are unknown."""
     if not done or elapsed_s <= 0:
         return "", ""
     left = f"{format_duration(max(0.0, elapsed_s * (total - done) / done))} left" if total else ""
@@ -63,21 +63,24 @@ def pace(done: int, total: int, unit: str, elapsed_s: float) -> tuple[str, str]:
 
 
 def format_scores(record: "EpochRecord") -> list[str]:
-    """The scores of an epoch by split, where it was evaluated."""
+    """Return the scores of an epoch by split, where it was evaluated."""
     scores = {"train": record.train_score, "valid": record.valid_score, "test": record.test_score}
     return [f"{name} {value:.4f}" for name, value in scores.items() if value is not None]
 
 
 def best_record(records: "Sequence[EpochRecord]", *, rising: bool) -> "EpochRecord | None":
-    """The first epoch with the best validation score, None when none was scored; ``rising``: a higher one is better."""
+    """Return the first epoch with the best validation score, None when none was scored; ``rising``: higher is
+    better."""
     scored = [record for record in records if record.valid_score is not None]
     sign = 1 if rising else -1
     return max(scored, key=lambda record: sign * (record.valid_score or 0.0), default=None)
 
 
 def format_epoch(record: "EpochRecord", epochs: int, *, width: int = LINE_WIDTH) -> str:
-    """An epoch in one line of at most ``width`` columns: what has no room is left out, the last first. The time is
-    that of training and scoring together."""
+    """Return an epoch in one line of at most ``width`` columns; items without room are left out, the last ones first.
+
+    The time is that of training and scoring together.
+    """
     number = f"{record.epoch:>{len(str(epochs))}}/{epochs}" if epochs else str(record.epoch)
     parts = [f"epoch {number}", f"loss {record.loss:.5f}", " ".join(format_scores(record))]
     parts.append(format_duration(record.time_s + record.eval_s))
@@ -92,8 +95,10 @@ def format_epoch(record: "EpochRecord", epochs: int, *, width: int = LINE_WIDTH)
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The curve of ``values`` in at most ``width`` blocks, each the mean of as many values as there are too many; from
-    the least value to the greatest. What is no finite number is a gap."""
+    """Return the curve of ``values`` in at most ``width`` blocks, from the least value to the greatest.
+
+    Where there are more values than blocks, a block is a mean of several. Values that are not finite are gaps.
+    """
     if len(values) > width:
         cuts = [len(values) * k // width for k in range(width + 1)]
         parts = [[value for value in values[a:b] if math.isfinite(value)] for a, b in pairwise(cuts)]

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The view of a training on a terminal: how far it is, loss and scores as curves, and what an epoch takes of the
-machine, each beside what the plan promised.
-"""
+"""The live view of a training on a terminal: progress, curves of loss and scores, and what an epoch takes of the
+machine, each beside what the plan promised."""
 
 import math
 import statistics
@@ -23,23 +22,25 @@ if TYPE_CHECKING:
     from ooc.progress.plan_report import PlanReport
 
 _LATEST = 10
-"""Epochs whose median an epoch is said to take."""
+"""The number of latest epochs over whose durations the median is taken."""
 _LABEL_WIDTH, _VALUE_WIDTH, _PROMISE_WIDTH = 14, 8, 18
 _LEAST_CURVE, _MOST_CURVE = 8, 60
 _SPLITS = (("valid", "valid_score"), ("train", "train_score"), ("test", "test_score"))
 _BESIDE_THE_BAR = 54
-"""Columns of what stands in its line."""
+"""Columns of the text beside the progress bar."""
 _TIMES = ("epoch", "computing", "SSD busy", "waiting", "scoring")
 _SHORT = {"average-precision": "AP"}
 
 Row = tuple[str, str, str, str]
-"""What, how much of it, a picture of that, and what the plan promised."""
+"""A row of the view: a name, a value, its bar, and what the plan promised."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """Memory by the name ``where``, of which ``limit_bytes`` may be taken; the plan takes ``promised_bytes``. Of a
-    record its peak is the sum of ``fields``."""
+    """A memory named ``where``, of which ``limit_bytes`` may be taken and ``promised_bytes`` are planned.
+
+    Its peak in a record is the sum of ``fields``.
+    """
 
     where: str
     limit_bytes: int
@@ -52,11 +53,11 @@ class Tier:
 
 @dataclass(slots=True)
 class TrainingView:
-    """A renderable for ``rich``: the training ``title`` of epochs up to ``last``, of which ``first`` is the first here.
-    Of a training by batches there is no ``promise`` of an epoch, but of its ``tiers``.
+    """A renderable for ``rich``: the training ``title`` of the epochs ``first`` to ``last``.
 
-    A listener: events say what runs. ``records`` are of the epochs before it, where a run is gone on with, and of those
-    that it is told of. ``rising``: whether a higher score is better.
+    A training by batches has no ``promise`` of an epoch, only of its ``tiers``. The view is a listener; events tell
+    what runs. ``records`` are those of the epochs before a resumed run, then those that events bring. ``rising``:
+    whether a higher score is better.
     """
 
     title: str
@@ -95,7 +96,7 @@ class TrainingView:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the last epoch is over, by those that are; None before anybody can tell."""
+        """Seconds until the last epoch ends, from the epochs so far or the plan; None while neither tells."""
         if self._times:
             epoch_s = statistics.median(self._times)
         elif self.promise is not None and self.promise.epoch_s:
@@ -124,7 +125,7 @@ class TrainingView:
             yield Text.assemble(*parts, (promised, "dim"), no_wrap=True, overflow="ellipsis")
 
     def _state(self, width: int) -> "Text":
-        """Which epoch it is, how far all of it is, how long it still takes, and what runs."""
+        """Return the line of the current epoch, the overall progress, the time left, and the current task."""
         from rich.text import Text
 
         begun = self._done / self._total if self._total and self._of_an_epoch else 0.0
@@ -179,7 +180,7 @@ class TrainingView:
                 yield f"{split} {metric}", f"{values[-1]:.4f}", sparkline(values, width), said
 
     def _seconds(self, last: "EpochRecord | None", width: int) -> Iterator[Row]:
-        """What an epoch's time went to, in bars of the epoch's length."""
+        """Return the rows of what an epoch's time was spent on, as bars of the epoch's length."""
         taken: tuple[float | None, ...] = (None,) * 5
         promised = taken
         if last is not None:
@@ -210,6 +211,6 @@ def _shown(form: Callable[[float], str], value: float | None) -> str:
 
 
 def bar(share: float, width: int) -> str:
-    """A bar of ``share`` of ``width`` columns, to half of one."""
+    """Return a bar that fills ``share`` of ``width`` columns, to half a column."""
     halves = round(max(0.0, min(1.0, share)) * width * 2)
     return "━" * (halves // 2) + "╸" * (halves % 2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan promises, as one value: for tables, for ``--json``, and for comparing with the run that followed.
+"""What a plan promises, as one value: for tables, for ``--json``, and for comparison with the run that followed.
 
 ``as_dict`` is the documented form (docs/planning.md): keys are added, never renamed.
 """
@@ -20,13 +20,16 @@ from ooc.progress.live import Tier
 from ooc.sizes import format_size
 
 _MOST_SPANS = 200_000
-"""Uses of blocks for which other policies of replacement are tried: half a second."""
+"""The most uses of blocks for which other replacement policies are simulated: half a second."""
 
 
 @dataclass(frozen=True)
 class PlanReport:
-    """A plan, what it is for, and the machine and budgets that it was made for. ``program``: the one that is timed;
-    ``evaluated``: every epoch is followed by an evaluation of its own, which works in the same memory."""
+    """A plan with its workload, and the machine and budgets it was made for.
+
+    ``program``: the program whose time counts; ``evaluated``: whether every epoch is followed by a separate evaluation,
+    which runs in the same memory.
+    """
 
     workload: Workload
     plan: Plan
@@ -37,13 +40,16 @@ class PlanReport:
 
     @classmethod
     def of_run(cls, workload: Workload, plan: Plan, hardware: Hardware, limits: Limits, *, eval_every: int) -> Self:
-        """Of the program that most epochs of a run are: where every one is scored, a forward pass that does both."""
+        """Return the report on the program that most epochs of a run are.
+
+        Where every epoch is scored, that is a forward pass that also serves the evaluation.
+        """
         program = "train_and_score" if eval_every == 1 and "train_and_score" in plan.programs else "train"
         return cls(workload, plan, hardware, limits, program, evaluated=eval_every == 1 and program == "train")
 
     @cached_property
     def timeline(self) -> Timeline:
-        """One epoch, instruction by instruction."""
+        """The forecast of one epoch, instruction by instruction."""
         return simulate(self.plan, self.workload, self.hardware, self.program)
 
     @property
@@ -52,14 +58,14 @@ class PlanReport:
 
     @cached_property
     def score_s(self) -> float | None:
-        """Of scoring an epoch, where that is a forward pass of its own."""
+        """Seconds of scoring an epoch, where that is a separate forward pass; otherwise None."""
         if not self.evaluated or "evaluate" not in self.plan.programs:
             return None
         return simulate(self.plan, self.workload, self.hardware, "evaluate").epoch_s
 
     @cached_property
     def tiers(self) -> tuple[Tier, ...]:
-        """The memory that an epoch takes; one where the CPU computes."""
+        """The memories that an epoch takes; one of them where the CPU computes."""
         plan, limits = self.plan, self.limits
         if not self.hardware.has_device_memory:
             promised = plan.device_peak_bytes + plan.host_peak_bytes
@@ -71,14 +77,14 @@ class PlanReport:
 
     @cached_property
     def link_exposed_s(self) -> float:
-        """Of an epoch, what is waited for rows of other processes beside computing."""
+        """Seconds of an epoch spent waiting for rows of other processes."""
         passes = zip(self.plan.received(self.program), self.timeline.passes, strict=True)
         rate = self.limits.received_bytes_per_s(self.hardware)
         return sum(exposed_s(received, item.end_s - item.start_s, rate) for received, item in passes)
 
     @property
     def links(self) -> str:
-        """How fast rows go to another process, and with GPUs by which way, for people."""
+        """A text that says how fast rows go to another process, and with GPUs which way."""
         limits, ways = self.limits, {True: ", from GPU to GPU", False: ", by way of the host"}
         way = ways[limits.is_direct] if self.hardware.has_device_memory else ""
         return f"{format_size(limits.link_bytes_per_s)} a second{way}"
@@ -89,13 +95,13 @@ class PlanReport:
 
     @cached_property
     def ssd_read_bytes(self) -> int:
-        """Bytes read from the SSD in an epoch but the first: what evaluations have put out of memory is read again."""
+        """Bytes read from the SSD in an epoch after the first, including rereads of what an evaluation evicted."""
         before = "evaluate" if self.evaluated else self.program
         return self.plan.bytes_read(self.program) + self.plan.filling_bytes(self.program, after=before)
 
     @property
     def first_epoch_read_bytes(self) -> int:
-        """Bytes read from the SSD in the first epoch: these fill the memory."""
+        """Bytes read from the SSD in the first epoch, which fills the memory."""
         return self.plan.bytes_read(self.program) + self.plan.filling_bytes(self.program, after=None)
 
     @cached_property
@@ -105,9 +111,11 @@ class PlanReport:
 
     @cached_property
     def cache(self) -> dict[str, int] | None:
-        """How many of an epoch's reads of blocks (``uses``) find them in the memory right above the SSD: as planned
-        (``found``), at best (``belady``: the fewest reads there can be, whatever it costs in writes), and with a cache
-        that gives up what was used least recently (``lru``). None for programs so long that it would take seconds."""
+        """How many of an epoch's reads of blocks (``uses``) hit the memory above the SSD.
+
+        ``found``: as planned; ``belady``: with the fewest reads possible, whatever writes cost; ``lru``: with a cache
+        that evicts the least recently used block. None for programs so long that simulating them takes seconds.
+        """
         program = self.plan.lowest(self.program)
         uses = program.uses
         if len(uses.spans) > _MOST_SPANS:
@@ -121,7 +129,7 @@ class PlanReport:
         return {"uses": sum(reads), "found": found(program.kept), "belady": found(best), "lru": lru_hits(uses)}
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, without the whole timeline."""
+        """Return the report as plain data, without the whole timeline."""
         timeline, plan = self.timeline, self.plan
         moved = timeline.moved_bytes
         return {
@@ -158,8 +166,10 @@ class PlanReport:
 
 
 def stage_statistics(workload: Workload, program: str = "train") -> list[dict[str, Any]]:
-    """What each stage computes and moves, in order, wherever its matrices lie. ``multiplies``: multiply-adds of its
-    dense products. ``edges`` are those summed over, ``edge_bytes`` what they take."""
+    """Return what each stage computes and moves, in order, wherever its matrices are stored.
+
+    ``multiplies``: multiply-adds of its dense products; ``edges``: edges summed over; ``edge_bytes``: their bytes.
+    """
     return [_statistics(stage, workload) for stage in workload.programs[program]]
 
 
@@ -193,9 +203,12 @@ def _statistics(stage: Stage, workload: Workload) -> dict[str, Any]:
 
 
 def lifetimes(workload: Workload, program: str = "train") -> list[dict[str, Any]]:
-    """The stages that each matrix lives through, in order of its first one. Stages up to and with the loss are the
-    forward pass, those after it the backward pass. ``produced`` is None for what is there before the epoch;
-    ``last_forward`` and ``backward`` are the stages of both passes that read it, None or none where none does."""
+    """Return the stages between which each matrix is alive, in order of its first stage.
+
+    Stages up to and including the loss are the forward pass, later ones the backward pass. ``produced`` is None for a
+    matrix that exists before the epoch. ``last_forward`` and ``backward`` are the stages of the two passes that read
+    it, None or empty where none does.
+    """
     stages = workload.programs[program]
     loss = next((i for i, stage in enumerate(stages) if stage.reverse), len(stages))
     reads = [(*stage.loads, stage.pull.source) if stage.pull else stage.loads for stage in stages]

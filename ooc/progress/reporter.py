@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the user sees of the work: a listener that turns the core's events into a view, bars or lines.
+"""The display of the work: a listener that turns the core's events into a live view, bars or lines.
 
-On a terminal a training is shown live, and any other task longer than two seconds gets a bar with rate and time left;
-elsewhere there is a line an epoch, and of long tasks one every few seconds. Progress goes to stderr, results and epochs
-to stdout. Events may come from any thread. A training that was started from Python is shown where Python's user looks:
-on the terminal, in the notebook, or as a line an epoch on standard error.
+On a terminal a training is shown live, and any other task longer than two seconds gets a bar with rate and time left.
+Elsewhere there is a line per epoch, and for long tasks one every few seconds. Progress goes to stderr, results and
+epochs to stdout. Events may come from any thread. A training started from Python is shown on the terminal, in the
+notebook, or as a line per epoch on standard error.
 """
 
 import io
@@ -33,21 +33,21 @@ if TYPE_CHECKING:
 SILENT_S = 2.0
 LINE_EVERY_S = 5.0
 _REFRESHES_PER_S = 2
-"""Of the live view: drawing it takes some milliseconds of a processor that has other work."""
+"""Refreshes of the live view per second: drawing it takes some milliseconds of a processor that has other work."""
 _DUMB = ("dumb", "unknown")
 
 
 class Verbosity(IntEnum):
-    """How much is shown; each level shows what those before it do."""
+    """How much is shown; each level includes those before it."""
 
     ERROR = 0
-    """Nothing but errors and results."""
+    """Only errors and results."""
     WARNING = 1
-    """Notes: what was done otherwise than asked for."""
+    """Also notes: what was done otherwise than asked for."""
     INFO = 2
-    """How far the work is."""
+    """Also the progress of the work."""
     DEBUG = 3
-    """What is done when, and for how long."""
+    """Also what is done when, and for how long."""
 
 
 @dataclass
@@ -61,10 +61,10 @@ class _Task:
 
 
 class Reporter:
-    """Shows events. Use as a context manager, so that no bar stays behind.
+    """A display of events; a context manager, so that no bar remains afterwards.
 
-    ``tasks``: whether tasks are shown where there is no terminal; epochs always are. Where work begins or goes on is
-    also where Ctrl-C ends it: KeyboardInterrupt.
+    ``tasks``: whether tasks are shown where there is no terminal; epochs always are. Ctrl-C takes effect where a task
+    begins or advances: as KeyboardInterrupt.
     """
 
     def __init__(
@@ -103,8 +103,10 @@ class Reporter:
         return self._terminal and is_terminal(self._results) and self._verbosity >= Verbosity.INFO
 
     def show(self, view: TrainingView, *, stays: bool = False) -> None:
-        """Show a training by ``view`` from here to the end, on a terminal; elsewhere epochs are lines. ``stays``: the
-        view is left as it is then, and not taken away."""
+        """Show a training by ``view`` until the end, on a terminal; elsewhere epochs are lines.
+
+        ``stays``: the view remains at the end instead of being removed.
+        """
         if not self.is_live:
             return
         with self._lock:
@@ -189,7 +191,7 @@ class Reporter:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether ``stream`` is a terminal on which lines can be written over."""
+    """Return whether ``stream`` is a terminal whose lines can be overwritten."""
     return stream.isatty() and os.environ.get("TERM", "").lower() not in _DUMB
 
 
@@ -235,7 +237,8 @@ _NOTEBOOK_EVERY_S = 0.5
 
 @contextmanager
 def displayed(relay: Relay, view: Callable[[], TrainingView], epochs: int) -> Iterator[None]:
-    """Show what ``relay`` tells, as a training of so many ``epochs``; ``view`` makes the view where it can be drawn."""
+    """Show the events of ``relay`` as a training of ``epochs`` epochs; ``view`` makes the view where it can be
+    drawn."""
     if in_notebook():
         cell = NotebookCell(view())
         with relay.joined(cell):
@@ -250,14 +253,14 @@ def displayed(relay: Relay, view: Callable[[], TrainingView], epochs: int) -> It
 
 
 def in_notebook() -> bool:
-    """Whether this runs in a notebook's kernel."""
+    """Return whether this runs in a notebook's kernel."""
     shell = sys.modules.get("IPython")
     kinds = () if shell is None else type(shell.get_ipython()).__mro__  # Colab's is a kind of Jupyter's
     return any(kind.__name__ == _NOTEBOOK for kind in kinds)
 
 
 class NotebookCell:
-    """A listener that draws a view into the output of the cell that runs, over and over in one place."""
+    """A listener that draws a view into the output of the running notebook cell, always in the same place."""
 
     def __init__(self, view: TrainingView) -> None:
         self._view = view
@@ -272,7 +275,7 @@ class NotebookCell:
                 self.draw()
 
     def draw(self) -> None:
-        """Put the view as it is where it was before, in colours and in plain text."""
+        """Draw the view in place of the previous drawing, in colours and in plain text."""
         from rich.console import Console
 
         form: dict[str, Any] = {"width": _NOTEBOOK_WIDTH, "force_jupyter": False, "force_terminal": True}

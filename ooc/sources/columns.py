@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the columns of tables are: what the user says (``--column NAME=ROLE``), which of them hold the nodes' ids,
-features, labels and splits, and how the user is told what each was taken for."""
+"""The roles of tables' columns: ids, features, labels and splits.
+
+A role is given by the user (``--column NAME=ROLE``) or follows from a column's name and values. The user is told which
+role each column was given.
+"""
 
 import re
 import textwrap
@@ -32,13 +35,13 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     NODES: (ID, FEATURE, LABEL, SPLIT_WORDS, TRAIN, VALID, TEST, IGNORE),
     EDGES: (SOURCE_END, TARGET_END, WEIGHT, FEATURE, IGNORE),
 }
-"""What a column can be in a table of nodes and in one of edges."""
+"""The roles of columns in a table of nodes and in a table of edges."""
 _ALL = tuple(dict.fromkeys(role for roles in ROLES.values() for role in roles))
 _WIDTH, _MOST_NAMES_WIDTH, _LISTED = 79, 26, 10
 
 
 def asked_roles(request: Request, table: Table, where: str) -> dict[str, str]:
-    """The roles that the request gives to columns of ``table``, one of ``nodes`` or of ``edges`` (``where``).
+    """Return the roles that the request gives to columns of ``table``, one of ``nodes`` or of ``edges`` (``where``).
 
     A name that both tables have may be written ``nodes.NAME`` or ``edges.NAME``.
     """
@@ -59,12 +62,12 @@ def asked_roles(request: Request, table: Table, where: str) -> dict[str, str]:
 
 
 def as_argument(name: str, role: str) -> str:
-    """How a column is given a role, as errors say it to Python."""
+    """Return the Python argument that gives a column a role, for error messages."""
     return f"columns={{{name!r}: {role!r}}}"
 
 
 def check_all_found(request: Request, tables: Collection[tuple[str, Table]]) -> None:
-    """SourceError for a column that the request gives a role, but that none of the ``tables`` has in that role."""
+    """Raise SourceError for a column of the request that no table has, or has in another role."""
     for text, role in request.columns.items():
         if any(
             (text in table.columns or text.removeprefix(f"{where}.") in table.columns) and role in ROLES[where]
@@ -79,7 +82,7 @@ def check_all_found(request: Request, tables: Collection[tuple[str, Table]]) -> 
 
 
 def column_note(table: Table, meanings: Mapping[str, str]) -> str:
-    """What each column of ``table`` was taken for: a heading and a line for neighbours of one meaning."""
+    """Return a note of the roles of ``table``'s columns: a heading, and a line for adjacent columns of one role."""
     rows = []
     for meaning, group in groupby(table.columns, key=lambda name: meanings.get(name, "not used")):
         names = [name or "(no name)" for name in group]
@@ -107,7 +110,8 @@ _NO_FEATURES = (ColumnKind.LARGE, ColumnKind.TIMES, ColumnKind.CATEGORIES, Colum
 _NAMES_OF_CLASSES = (ColumnKind.TEXTS, ColumnKind.CATEGORIES, ColumnKind.TRUTH)
 _WORDS = (ColumnKind.TEXTS, ColumnKind.CATEGORIES)
 _UNNAMED = re.compile(r"(?:Unnamed: ?\d+|__index_level_\d+__)?")
-"""What pandas calls an index without a name in files: the nodes' ids if nothing else is, and nothing else."""
+"""Names that pandas gives an unnamed index in files. Such a column holds the nodes' ids if no other does; otherwise it
+is ignored."""
 _LIKE_AN_ID = re.compile(r"(?i:[_\- .]id|[_\- .]key)$|[a-z]I[dD]$")
 _SPLIT_ROLES = {SPLIT_WORDS: "", TRAIN: "train", VALID: "valid", TEST: "test"}
 _SHOWN = 20
@@ -115,18 +119,18 @@ _SHOWN = 20
 
 @dataclass(frozen=True)
 class SplitColumns:
-    """The columns that say which split a node is in: one of ``words``, or for each split one of true and false."""
+    """The columns that define the splits: one of ``words``, or for each split one of true and false."""
 
     words: str | None
     members: dict[str, str]
 
     @property
     def cells(self) -> dict[str, Cells]:
-        """The columns and what they are read as."""
+        """The columns, and as what each is read."""
         return dict.fromkeys(self.members.values(), Cells.MEMBER) | ({self.words: Cells.TEXT} if self.words else {})
 
     def masks(self, block: Block, row: int, name: str) -> list[Mask]:
-        """Who of the rows from ``row`` on is in ``train``, ``valid`` and ``test``."""
+        """Return masks of ``train``, ``valid`` and ``test`` for a block whose first row is ``row``."""
         if self.words is not None:
             return masks_of_words(block[self.words], row, name)
         nobody = np.zeros(len(next(iter(block.values()))), dtype=np.bool_)
@@ -134,7 +138,7 @@ class SplitColumns:
 
 
 class NodeTables:
-    """The tables a request names, each opened once, and what their columns were taken for."""
+    """The tables that a request names, each opened once, and the roles of their columns."""
 
     def __init__(self, request: Request, held: Mapping[Path, Table] = MappingProxyType({})) -> None:
         self._request = request
@@ -144,17 +148,17 @@ class NodeTables:
         self._meanings: dict[Path, dict[str, str]] = {}
 
     def of_types(self, *, labelled: bool) -> None:
-        """They are of the nodes of one type of several: without labels unless they are ``labelled``, with features or
-        not."""
+        """Declare that the tables are of one node type among several: labels only if ``labelled``, features
+        optional."""
         self._may_have_labels, self._may_lack_features = labelled, True
 
     def has_labels(self, table: Table) -> bool:
-        """Whether a column is said to be labels, or called so."""
+        """Return whether the table has a column with the role or the name of labels."""
         roles = self._asked(table)
         return LABEL in roles.values() or usual_column(table, LABEL, _LABEL_NAMES, roles) is not None
 
     def open(self, path: Path) -> Table:
-        """The table in the file ``path``."""
+        """Return the table in the file ``path``."""
         if path not in self._opened:
             held = self._held.get(path)
             self._opened[path] = open_table(path, self._request.budget_bytes) if held is None else held
@@ -162,18 +166,18 @@ class NodeTables:
         return self._opened[path]
 
     def has(self, path: Path) -> bool:
-        """Whether there is a table of that name, or the name is that of one."""
+        """Return whether ``path`` is a table held in memory, or has the name of a table's file."""
         return path in self._held or is_table(path)
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """Those that are open."""
+        """The tables opened so far."""
         return tuple(self._opened.values())
 
     def ids(self, name: str) -> tuple[Table, str] | None:
-        """``(table, column)`` of the ids of the nodes of the source ``name``; None where rows are their numbers.
+        """Return ``(table, column)`` of the node ids of the source ``name``; None where rows are numbered.
 
-        SourceError where two tables would have to be joined by them.
+        SourceError where features and labels are in two tables, each with ids.
         """
         found = [(table, column) for table in self._opened.values() if (column := self._id(table)) is not None]
         if found and len(self._opened) > 1:
@@ -183,7 +187,7 @@ class NodeTables:
         return found[0] if found else None
 
     def split(self, table: Table) -> SplitColumns | None:
-        """The columns that say which split a node is in; None where there are none or a random split is asked for."""
+        """Return the columns that define the splits; None where there are none or a random split is asked for."""
         names, chosen = self._split_names(table), self._request.split
         if not names:
             return None
@@ -199,7 +203,8 @@ class NodeTables:
         return None
 
     def labels(self, table: Table) -> tuple[tuple[str, ...], bool]:
-        """The columns of labels, and whether they are names of classes; SourceError where there is none."""
+        """Return the columns of labels, and whether they hold names of classes; raise SourceError where there is
+        none."""
         found = self._labels(table)
         if not found:
             raise SourceError(
@@ -216,9 +221,9 @@ class NodeTables:
         return found, named
 
     def features(self, table: Table) -> tuple[str, ...]:
-        """The columns of features: those asked for, or all that are nothing else and hold numbers.
+        """Return the columns of features: those asked for, or all columns of numbers that have no other role.
 
-        SourceError, with the remedy, for a column that is nothing else and should hardly be a feature.
+        SourceError, with the remedy, for a column without a role whose values are unlikely to be a feature.
         """
         listed, asked = self._request.option("feature_columns"), self._asked(table)
         wanted = {name for name, role in asked.items() if role == FEATURE}
@@ -244,7 +249,7 @@ class NodeTables:
         return found
 
     def notes(self) -> tuple[str, ...]:
-        """What the columns of each table were taken for, a line each."""
+        """Return a note of the columns' roles for each table."""
         return tuple(column_note(table, self._meanings[path]) for path, table in self._opened.items())
 
     def _take(self, table: Table, columns: tuple[str, ...], meaning: str) -> None:
@@ -264,7 +269,7 @@ class NodeTables:
         return next(iter(alike if len(alike) == 1 else index), None)
 
     def _split_names(self, table: Table) -> tuple[str, ...]:
-        """All columns that are there to say what the splits are."""
+        """Return all columns that define splits, including unused ones."""
         roles = self._asked(table)
         said = tuple(name for name, role in roles.items() if role in _SPLIT_ROLES)
         if said:
@@ -290,7 +295,7 @@ class NodeTables:
         return tuple(words) if len(words) == 1 else ()
 
     def _unsaid(self, table: Table) -> list[str]:
-        """The columns of which nobody says what they are."""
+        """Return the columns that the user gives no role."""
         features, roles = self._request.option("feature_columns"), self._asked(table)
         listed = () if features is None else listed_columns(table, features)
         used = {*roles, *listed, *filter(_UNNAMED.fullmatch, table.columns)}
@@ -298,7 +303,7 @@ class NodeTables:
 
 
 def _no_features(table: Table, wrong: dict[str, ColumnKind]) -> SourceError:
-    """The error that says of all columns at once that make no feature what to do with them."""
+    """Return the error for all columns that are unlikely features, with what to do about them."""
     (first, kind), *others = wrong.items()
     if not others:
         return SourceError(
@@ -316,14 +321,14 @@ def _no_features(table: Table, wrong: dict[str, ColumnKind]) -> SourceError:
 
 
 def _such(table: Table, name: str, kind: ColumnKind) -> str:
-    """One of its texts, which may be a number in another form."""
+    """Return one of the column's texts for the message, chosen among those that are no numbers."""
     cells = next(iter(table.blocks({name: Cells.TEXT}, _SHOWN)))[name].tolist() if kind in _WORDS else []
     words = [cell for cell in cells if cell and not is_number(cell)]
     return f" such as {words[0][:_SHOWN]!r}" if words else ""
 
 
 def _remedy(name: str, kind: ColumnKind) -> str:
-    """What to do with the column ``name``, which makes no feature."""
+    """Return what to do with the column ``name``, which is an unlikely feature."""
     ignore = f"leave it out with {as_argument(name, IGNORE)}"
     match kind:
         case ColumnKind.TIMES:
@@ -338,13 +343,13 @@ def _remedy(name: str, kind: ColumnKind) -> str:
 
 
 def _split_called(name: str) -> str | None:
-    """The split whose members a column of this name tells."""
+    """Return the split whose members a column of this name marks, or None."""
     found = _MEMBER_NAMES.fullmatch(name.lower())
     return SPLITS[(found.lastindex or 0) - 1] if found else None
 
 
 def _split_columns(table: Table, names: tuple[str, ...], asked: dict[str, str]) -> SplitColumns:
-    """What the columns ``names`` are to the splits, by what is ``asked``, or by what they are called."""
+    """Return the meaning of the split columns ``names``, from the roles ``asked`` for or from their names."""
     told = {name: _SPLIT_ROLES[role] for name, role in asked.items() if role in _SPLIT_ROLES}
     if [*told.values()] == [""]:
         return SplitColumns(next(iter(told)), {})
@@ -361,9 +366,10 @@ def _split_columns(table: Table, names: tuple[str, ...], asked: dict[str, str]) 
 
 
 def usual_column(table: Table, role: str, usual: tuple[str, ...], asked: Mapping[str, str]) -> str | None:
-    """The column that is ``asked`` to be of the ``role``, else the one that is called as is ``usual``, else None.
+    """Return the column whose role is ``asked`` to be ``role``, or else the one with one of the ``usual`` names, or
+    None.
 
-    SourceError where several are called so.
+    SourceError where several have such a name.
     """
     said = [name for name, its in asked.items() if its == role]
     if said:
@@ -378,7 +384,7 @@ def usual_column(table: Table, role: str, usual: tuple[str, ...], asked: Mapping
 
 
 def listed_columns(table: Table, text: str) -> tuple[str, ...]:
-    """The columns that ``text`` lists, separated by commas; SourceError for one that ``table`` has not."""
+    """Return the columns in the comma-separated list ``text``; raise SourceError for one that ``table`` lacks."""
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
         if name not in table.columns:

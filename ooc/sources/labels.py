@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a source's labels and splits mean: classes, answers or values; lists of nodes, words, or a random split, by an
-order that is computed, not stored.
+"""Labels and splits of a source.
+
+Labels are classes, several binary labels, or values. Splits are lists of nodes, words, or random, in an order that is
+computed and not stored.
 
 N nodes, L columns of labels, n of them in a block.
 """
@@ -25,7 +27,7 @@ _Numbers = npt.NDArray[np.uint64]
 class Shuffle:
     """A bijection of ``range(n)``: mixing rounds over the next power of two, repeated until below n.
 
-    Each round multiplies by an odd number and folds the upper half onto the lower: both can be undone.
+    Each round multiplies by an odd number and folds the upper half onto the lower; both can be undone.
     """
 
     def __init__(self, n: int, seed: int, *, stream: int = 0) -> None:
@@ -40,11 +42,11 @@ class Shuffle:
         self._added = np.uint64(int(drawn[0]) >> 17 & int(self._mask))
 
     def at(self, places: Ids) -> Ids:
-        """What lies at ``places`` of the order."""
+        """Return the values at ``places`` of the order."""
         return self._walk(places, self._forward)
 
     def place_of(self, values: Ids) -> Ids:
-        """Where ``values`` lie in the order: the inverse of :meth:`at`."""
+        """Return the places of ``values`` in the order: the inverse of :meth:`at`."""
         return self._walk(values, self._backward)
 
     def _forward(self, x: _Numbers) -> _Numbers:
@@ -75,12 +77,12 @@ class Shuffle:
 
 TASK_OPTION = "task"
 MOST_CLASSES = 65_536
-"""Classes that a graph may have of fewer nodes, where nobody says how many there are; and the most that have names."""
+"""The most classes of a smaller graph whose number of classes is not given, and the most that may have names."""
 _LONGEST_NAME = 1000
 _NO_LABELS = {"NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None"}
-"""Texts that pandas reads from a file as nothing."""
+"""Texts that pandas reads from a file as missing."""
 USUAL_SPLIT = "random"
-"""What is done where nothing says what the splits are."""
+"""The split that is made where the source defines none."""
 _RANDOM_TRAIN, _RANDOM_VALID = 0.6, 0.2
 _WORDS = {
     **{word: "train" for word in ("train", "training")},
@@ -92,9 +94,9 @@ _WORDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class LabelForm:
-    """The task, and how a block of labels as found becomes one of that task.
+    """The task, and the conversion of a block of raw labels to that task's form.
 
-    ``width``: L; None for classes. ``note``: how the task was chosen where nobody said and types do not tell.
+    ``width``: L; None for classes. ``note``: how the task was chosen where neither the user nor the types decide.
     """
 
     name: str
@@ -103,7 +105,7 @@ class LabelForm:
     note: str | None = None
 
     def block(self, y: AnyArray, row: int) -> AnyArray:
-        """The labels ``y`` [n] or [n, L] of the rows from ``row`` on; SourceError for a class that is none."""
+        """Return the labels ``y`` [n] or [n, L] of the rows from ``row`` on; raise SourceError for an invalid class."""
         match self.task:
             case Task.CLASSES:
                 return whole_labels(y.reshape(-1), row, self.name)
@@ -129,10 +131,10 @@ class LabelForm:
 def label_form(
     name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic], *, asked: str | None, scan: Callable[[], bool]
 ) -> LabelForm:
-    """The form of labels [N] or [N, L] of ``dtype``: what is ``asked`` for, else by shape and type.
+    """Return the form of labels [N] or [N, L] of ``dtype``: the one ``asked`` for, or else by shape and dtype.
 
-    One column: classes. Several of whole numbers or booleans: several answers. Several of floating-point
-    numbers: ``scan()`` says whether all are 0 or 1 (answers) or not (values), since both are common.
+    One column means classes. Several columns of integers or booleans mean binary labels. For several of floating-point
+    numbers, ``scan()`` tells whether all are 0 or 1 (binary labels) or not (values), since both are common.
     """
     width = shape[1] if len(shape) == 2 else 1
     if asked is not None:
@@ -150,12 +152,12 @@ def label_form(
 
 
 def only_answers(blocks: Iterable[AnyArray]) -> bool:
-    """Whether every entry of the ``blocks`` is 0, 1, or one of those for no label: -1, NaN."""
+    """Return whether every entry of the ``blocks`` is 0, 1, or a mark for a missing label: -1, NaN."""
     return all(bool(((y == 0) | (y == 1) | (y == -1) | np.isnan(y)).all()) for y in blocks)
 
 
 def whole_labels(y: AnyArray, row: int, name: str) -> Ids:
-    """Classes [n] of the nodes from ``row`` on as int64; NaN becomes -1. SourceError for other fractions."""
+    """Return classes [n] of the nodes from ``row`` on as int64, NaN as -1; raise SourceError for other fractions."""
     if y.dtype.kind != "f":
         return y.astype(np.int64)
     filled = np.where(np.isnan(y), -1, y)
@@ -169,15 +171,15 @@ def whole_labels(y: AnyArray, row: int, name: str) -> Ids:
 # ---- splits ------------------------------------------------------------------------------------------------------
 
 Split = Callable[[int, int], tuple[Mask, ...]]
-"""Which of the nodes ``start:stop`` are in ``train``, ``valid`` and ``test``."""
+"""A function from nodes ``start:stop`` to their masks of ``train``, ``valid`` and ``test``."""
 
 
 FoundLabels = Iterator[tuple[AnyArray, Sequence[Mask]]]
-"""Labels [n] or [n, L] as in a source and who is in ``train``, ``valid`` and ``test``."""
+"""Blocks of raw labels [n] or [n, L], with masks of ``train``, ``valid`` and ``test``."""
 
 
 def in_splits(values: Iterable[AnyArray], split: Split) -> FoundLabels:
-    """The labels of all nodes in order, with who is in ``split``."""
+    """Yield the labels of all nodes in order, with the masks of ``split``."""
     row = 0
     for y in values:
         yield y, split(row, row + len(y))
@@ -185,7 +187,7 @@ def in_splits(values: Iterable[AnyArray], split: Split) -> FoundLabels:
 
 
 def label_blocks(form: LabelForm, found: FoundLabels, *, at_random: bool = False) -> Iterator[LabelBlock]:
-    """What was ``found`` as ``form`` has it; in splits ``at_random``, as far as nodes have a label."""
+    """Yield the labels ``found`` in the given form. ``at_random``: unlabelled nodes are in no split."""
     row = 0
     for raw, masks in found:
         y = form.block(raw, row)
@@ -197,12 +199,15 @@ def label_blocks(form: LabelForm, found: FoundLabels, *, at_random: bool = False
 
 
 ClassNames = tuple[str, ...]
-"""What the classes are called, by their numbers; none where they are numbers in the source."""
+"""The classes' names by number; empty where classes are numbers in the source."""
 
 
 def names_of_classes(texts: Iterable[AnyArray], where: str) -> ClassNames:
-    """The different ``texts``, but for empty ones, in alphabetical order. SourceError, saying ``where`` they are, for
-    more than classes can be, and for what pandas would read as no label at all."""
+    """Return the distinct non-empty ``texts`` in alphabetical order.
+
+    SourceError, which says ``where`` they are, for too many or too long texts, and for texts that pandas would read as
+    missing.
+    """
     found: set[str] = set()
     for block in texts:
         found.update(block.tolist())
@@ -222,17 +227,17 @@ def names_of_classes(texts: Iterable[AnyArray], where: str) -> ClassNames:
 
 
 def classes_of_names(texts: AnyArray, names: ClassNames) -> Ids:
-    """The class of each of the ``texts`` [n] by its place in ``names``; -1 for an empty one."""
+    """Return the class of each of the ``texts`` [n], its place in ``names``; -1 for an empty text."""
     place = {"": -1, **{name: at for at, name in enumerate(names)}}
     return np.fromiter(map(place.__getitem__, texts.tolist()), dtype=np.int64, count=len(texts))
 
 
 class NodeList:
-    """Who is on a list of node ``ids``, asked for a range of nodes at a time. Holds ``nbytes`` of ids."""
+    """A list of node ``ids`` that is queried by ranges of nodes. Holds ``nbytes`` of ids."""
 
     def __init__(self, ids: AnyArray, *, nodes: int, name: str) -> None:
-        """``ids`` in any order. SourceError, which says ``name``, for those that are none of ``nodes`` nodes, or
-        there again."""
+        """``ids`` are in any order. SourceError, with ``name``, for ids outside ``nodes`` nodes and for repeated
+        ones."""
         if ids.dtype.kind not in "iu" and ids.size:
             raise SourceError(f"{name} is no list of node ids")
         found = np.unique(ids.astype(np.int64))
@@ -245,7 +250,7 @@ class NodeList:
         self._ids, self.nbytes = found, found.nbytes
 
     def mask(self, start: int, stop: int) -> Mask:
-        """Which of the nodes ``start:stop`` are on it."""
+        """Return the mask of the nodes ``start:stop`` that are on the list."""
         mask = np.zeros(stop - start, dtype=np.bool_)
         first, last = np.searchsorted(self._ids, (start, stop))
         mask[self._ids[first:last] - start] = True
@@ -256,7 +261,7 @@ class IndexSplits:
     """Splits given as lists of node ids, as ogb publishes them. Holds ``nbytes`` of ids."""
 
     def __init__(self, ids: Mapping[str, AnyArray], *, nodes: int, name: str) -> None:
-        """``ids`` by split, in any order; a split that is not there is empty. SourceError for wrong ids."""
+        """``ids`` by split, in any order; a missing split is empty. SourceError for wrong ids."""
         nobody = np.empty(0, dtype=np.int64)
         self._lists = [
             NodeList(ids.get(split, nobody), nodes=nodes, name=f"{name}: the {split} split") for split in SPLITS
@@ -264,13 +269,15 @@ class IndexSplits:
         self.nbytes = sum(found.nbytes for found in self._lists)
 
     def masks(self, start: int, stop: int) -> tuple[Mask, ...]:
-        """Which of the nodes ``start:stop`` are in ``train``, ``valid`` and ``test``."""
+        """Return the masks of ``train``, ``valid`` and ``test`` for the nodes ``start:stop``."""
         return tuple(found.mask(start, stop) for found in self._lists)
 
 
 def masks_of_words(words: AnyArray, row: int, name: str) -> list[Mask]:
-    """Who is in ``train``, ``valid`` and ``test`` by a word [n] for each node from ``row`` on. SourceError for another
-    word than a split's, empty or ``none``."""
+    """Return masks of ``train``, ``valid`` and ``test`` from a word [n] for each node from ``row`` on.
+
+    SourceError for a word that is not a split's name, empty or ``none``.
+    """
     meant: dict[str, int] = {}
     for word in dict.fromkeys(words.tolist()):
         if (meaning := _WORDS.get(word.strip().lower())) is None:
@@ -282,12 +289,12 @@ def masks_of_words(words: AnyArray, row: int, name: str) -> list[Mask]:
 
 
 def unsaid_split_note(where: str) -> str:
-    """What to tell of the random split that is made because ``where`` says nothing of splits."""
+    """Return the note about the random split that is made because ``where`` defines no splits."""
     return f"{where} says nothing of splits:\n  random 60/20/20, seed 0 (another one: --split random:SEED)"
 
 
 def random_split(nodes: int, text: str) -> tuple[Split, str]:
-    """60/20/20 at random by ``"random"`` or ``"random:SEED"``, and how to say so."""
+    """Return a random 60/20/20 split for ``"random"`` or ``"random:SEED"``, and its description."""
     word, _, number = text.partition(":")
     if word != "random" or not (number == "" or number.isdecimal()):
         raise SourceError(f"split {text!r} is neither a column of masks nor random[:SEED]")

@@ -2,9 +2,8 @@
 """Datasets by name: where their files usually lie under a root folder, and where they are published.
 
 Addresses are the publishers' own: ``master.csv`` and ``ogb/lsc/mag240m.py`` of github.com/snap-stanford/ogb,
-``igb/download*`` of github.com/IllinoisGraphBenchmark/IGB-Datasets, DGL's and PyG's dataset modules. None of
-them publishes a checksum but IGB, for its smaller sizes; OGB's zips carry checksums of their own, which conversion
-checks.
+``igb/download*`` of github.com/IllinoisGraphBenchmark/IGB-Datasets, DGL's and PyG's dataset modules. Only IGB publishes
+checksums, for its smaller sizes; OGB's zips contain checksums, which conversion verifies.
 """
 
 import shutil
@@ -39,7 +38,7 @@ _PLANETOID_PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """A file on the web and where it goes, as a path under the root.
+    """A file on the web, and its path under the root.
 
     ``unpacked``: what it is unpacked to there. ``optional``: the dataset can be used without it.
     """
@@ -53,10 +52,10 @@ class Published:
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """A dataset that has a name, and its counts as published: ``edges`` as ogb's, IGB's or PyG's loader has them.
+    """A dataset with a name, and its published counts; ``edges`` as ogb's, IGB's or PyG's loader counts them.
 
-    ``places``: where it may lie under the root, in the order of preference. A place of several files is a folder,
-    and ``files`` are below the first of them.
+    ``places``: paths under the root, the preferred one first. A place of several files is a folder, and ``files`` are
+    below the first place.
     """
 
     name: str
@@ -67,11 +66,11 @@ class Dataset:
     files: tuple[Published, ...]
 
     def find(self, root: Path) -> Path | None:
-        """The first of its places that is there and whole; None where there is none."""
+        """Return the first place that exists and is complete; None where there is none."""
         return next((path for place in self.places if (path := root / place).exists() and self._whole(path)), None)
 
     def _whole(self, path: Path) -> bool:
-        """Of several files all must be there: they are downloaded one after another."""
+        """Return whether all files of a place exist, as downloads fetch one after another."""
         if len(self.files) == 1:
             return True
         needed = (file.path.removeprefix(f"{self.places[0]}/") for file in self.files if not file.optional)
@@ -160,9 +159,9 @@ _HETEROGENEOUS = ("igbh-tiny", "igbh-small", "igbh-medium", "igbh-large", "igbh6
 
 
 def dataset(name: str, *, root: str | Path = "data", download: bool = False, listener: Listener = ignore) -> Path:
-    """Where the dataset ``name`` lies under ``root``, for ``convert``; with ``download`` it is fetched there first.
+    """Return the path of the dataset ``name`` under ``root``, for ``convert``; ``download``: fetch it if it is missing.
 
-    OptionError for a name that is not known, and where the dataset is not there and ``download`` is not given.
+    OptionError for an unknown name, and where the dataset is missing and ``download`` is not given.
     """
     found = _by_name(name)
     if found is None:
@@ -173,12 +172,13 @@ def dataset(name: str, *, root: str | Path = "data", download: bool = False, lis
 
 
 def named(source: str) -> Dataset | None:
-    """The dataset that is called ``source``; None where none is, or where a file or folder of that name is there."""
+    """Return the dataset that is called ``source``; None for an unknown name, or where a file or folder has that
+    name."""
     return None if Path(source).exists() else _by_name(source)
 
 
 def _by_name(name: str) -> Dataset | None:
-    """In any case. SourceError for the name of one that is converted by its folder alone."""
+    """Return the dataset of a name, ignoring case; raise SourceError for one that is converted from its folder only."""
     if name.lower() in _HETEROGENEOUS:
         raise SourceError(f"{name} has no files that are fetched by name; convert its folder with types='all'")
     lowered = {known.lower(): known for known in (*DATASETS, *ALIASES)}
@@ -187,10 +187,10 @@ def _by_name(name: str) -> Dataset | None:
 
 
 def obtain(dataset: Dataset, root: Path, *, confirm: Callable[[str], bool], listener: Listener) -> Path:
-    """Where ``dataset`` lies under ``root``; it is downloaded there first if need be and ``confirm`` agrees.
+    """Return the path of ``dataset`` under ``root``; if it is missing and ``confirm`` agrees, download it first.
 
-    ``confirm`` is asked with what would be downloaded from where, in one line. SourceError where there is no way to
-    the publisher: the line says which file to put where.
+    ``confirm`` is asked with one line that says what is downloaded from where. SourceError where the publisher cannot
+    be reached; its message says which file to put where.
     """
     from ooc.sources.files.download import probe
 
@@ -216,7 +216,7 @@ def obtain(dataset: Dataset, root: Path, *, confirm: Callable[[str], bool], list
 
 
 def _check_room(dataset: Dataset, files: list[Published], size: int, root: Path) -> None:
-    """BudgetError where the disk has no room for all ``files``, less what an earlier download left of them."""
+    """Raise BudgetError where the disk has no room for all ``files``, less what an earlier download left of them."""
     parts = (root / f"{file.path}.part" for file in files)
     need = size - sum(512 * part.stat().st_blocks for part in parts if part.exists())
     root.mkdir(parents=True, exist_ok=True)

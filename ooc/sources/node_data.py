@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Features, labels and splits for a graph that comes as edges alone: npy files, arrays that a Python program holds,
-tables' columns, or made up.
+"""Features, labels and splits for a graph that is given as edges only.
+
+They come from npy files, arrays of a Python program or columns of tables, or are generated at random.
 
 N nodes, F features, L columns of labels.
 """
@@ -41,7 +42,7 @@ from ooc.storage.store import Task
 
 
 class HeldArray:
-    """``given`` as rows of plain numbers; ``name`` for messages. SourceError where it is something else."""
+    """An array or sparse matrix held in memory, read by rows; ``name`` for messages. SourceError for anything else."""
 
     def __init__(self, given: Any, name: str) -> None:
         self.name = name
@@ -60,11 +61,11 @@ class HeldArray:
 
     @property
     def entries(self) -> int | None:
-        """How many there are, where rows come without their zeros."""
+        """The number of entries of a sparse matrix; None for a dense array."""
         return int(self._array.nnz) if self._sparse else None
 
     def rows(self, start: int, stop: int) -> AnyArray:
-        """The rows ``start:stop``, a copy."""
+        """Return a copy of the rows ``start:stop``."""
         part = self._array[start:stop]
         found: AnyArray = part.toarray() if self._sparse else np.array(part)
         check_truth_values(found, self.name)
@@ -76,12 +77,12 @@ class HeldArray:
         return Entries.of_csr(np.diff(part.indptr), part.indices.astype(np.int64), values, part.shape[1])
 
     def row_blocks(self, size: int) -> Iterator[AnyArray | Entries]:
-        """All rows, at most ``size`` at a time."""
+        """Yield all rows, at most ``size`` at a time."""
         rows = self._without_zeros if self._sparse else self.rows
         return (rows(start, stop) for start, stop in ranges(self.shape[0], size))
 
     def matrix(self, meaning: str) -> tuple[int, int]:
-        """Its two extents; SourceError, saying what they mean, where there are not two."""
+        """Return its two extents; raise SourceError, with their ``meaning``, for another number of dimensions."""
         if len(self.shape) != 2:
             raise SourceError(f"{self.name} have the shape {list(self.shape)}, not {meaning}")
         return self.shape[0], self.shape[1]
@@ -97,10 +98,10 @@ _RANDOM = re.compile(r"random:([0-9]{1,40})(?::([0-9]{0,40}))?")  # int() refuse
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFeatures:
-    """``blocks(nodes, size)``: features [n, ``columns``] of that many nodes, or those that there are.
+    """``blocks(nodes, size)``: features [n, ``columns``] of that many nodes, or of those that there are.
 
-    ``rows``: of how many nodes there are; None where only reading tells, or any number will do. ``entries``: how many
-    there are, where features come without their zeros.
+    ``rows``: the number of nodes with features; None where only reading tells, or any number will do. ``entries``: the
+    number of entries of sparse features.
     """
 
     columns: int = 0
@@ -111,7 +112,8 @@ class NodeFeatures:
 
 
 def node_features(text: str, tables: NodeTables, request: Request) -> NodeFeatures:
-    """What ``--features`` asks for: ``random:F[:SEED]``, ``none`` or a file; or an array that is held."""
+    """Return the features for ``--features``: ``random:F[:SEED]``, ``none`` or a file; or for an array held in
+    memory."""
     if "features" in request.arrays:
         return _array_features(HeldArray(request.arrays["features"], "features"))
     if text == NONE:
@@ -160,7 +162,7 @@ def _table_features(table: Table, tables: NodeTables) -> NodeFeatures:
 
 
 def _made_up_features(text: str) -> NodeFeatures:
-    """Standard normal, in blocks of a fixed size with a generator each: a row depends on its number alone."""
+    """Return standard normal features, in fixed blocks with a generator each: a row depends on its number alone."""
     columns, seed = _random_parameters(text, "features")
     height = max(1, _BLOCK_VALUES // columns)
 
@@ -174,10 +176,10 @@ def _made_up_features(text: str) -> NodeFeatures:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeLabels:
-    """``blocks(nodes, size, names)``, as a source's, of that many nodes, or those that there are.
+    """``blocks(nodes, size, names)``: blocks of labels, as a source's, of that many nodes, or of those that there are.
 
-    ``num_classes`` None: one more than the largest. ``split``: how a random one was made. ``class_names()``: where
-    labels are texts, the classes' names, for which all of them are read; ``blocks`` wants them.
+    ``num_classes`` None: one more than the largest. ``split``: the description of a random split. ``class_names()``:
+    where labels are texts, reads all of them and returns the classes' names, which ``blocks`` takes.
     """
 
     task: Task
@@ -192,7 +194,7 @@ class NodeLabels:
 
 
 def node_labels(name: str, text: str, tables: NodeTables, request: Request) -> NodeLabels:
-    """What ``--labels`` asks for: ``random:C[:SEED]``, ``none`` or a file, for the graph ``name``."""
+    """Return the labels for ``--labels``: ``random:C[:SEED]``, ``none`` or a file, for the graph ``name``."""
     asked = request.option("task")
     if text == NONE:
         return _no_labels(name, request)
@@ -231,7 +233,7 @@ def node_labels(name: str, text: str, tables: NodeTables, request: Request) -> N
 
 
 def _no_labels(name: str, request: Request) -> NodeLabels:
-    """Of a graph of which links are trained."""
+    """Return missing labels, for a graph whose links are trained."""
     if request.split is not None:
         raise OptionError(f"split={request.split} is of nodes with labels, and labels are to be none")
 
@@ -280,7 +282,8 @@ def _with_split(
     rows: int | None = None,
     table: Table | None = None,
 ) -> NodeLabels:
-    """``split``: a random one of the labelled nodes; None where columns beside the labels say it."""
+    """Return labels with a random ``split`` of the labelled nodes; None where columns beside the labels define
+    splits."""
     note = random_split(1, split)[1] if split is not None else None
 
     def blocks(nodes: int, size: int, names: ClassNames) -> Iterator[LabelBlock]:
@@ -311,7 +314,7 @@ def _made_up_labels(classes: int, seed: int, nodes: int) -> FoundLabels:
 
 
 def _random_parameters(text: str, option: str) -> tuple[int, int]:
-    """``(number, seed)`` of ``random:NUMBER[:SEED]``."""
+    """Return ``(number, seed)`` of ``random:NUMBER[:SEED]``."""
     found = _RANDOM.fullmatch(text)
     if found is None or not 0 < int(found[1]) <= _MOST_COLUMNS:
         what = f"{option}={text[:40]!r} is not random:NUMBER[:SEED]"
@@ -320,7 +323,7 @@ def _random_parameters(text: str, option: str) -> tuple[int, int]:
 
 
 def _npy_of_nodes(path: Path) -> NpyArray:
-    """The array in the npy file ``path``; SourceError where it has no row of numbers for each node."""
+    """Return the array in the npy file ``path``; raise SourceError where it has no row of numbers for each node."""
     if path.suffix != ".npy":
         raise SourceError(f"{path} is neither an npy file nor a table (CSV, Parquet)")
     array = NpyArray(path)

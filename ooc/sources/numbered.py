@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which nodes edges are between, whatever a source calls its nodes: found out once, before a conversion streams, and
-left on the disk in the order of the edges.
+"""Numbering of nodes, whatever ids a source uses: done once, before a conversion streams, and stored on the disk.
 
-Which node an id is: its row in a table that has a column of ids; else the id itself where a file has a row for each
-node or a format says how many there are; else its rank among all ids that edges have. Nodes are of one type, "", or of
-several, which are numbered one after the other. N nodes, E edges.
+The stored result has the nodes at both ends of each edge, in the order of the edges. An id's node is its row in a table
+with a column of ids. Without such a table it is the id itself, where a file has a row for each node or a format gives
+their number; otherwise it is the id's rank among all ids of edges. Nodes have one type, "", or several, which are
+numbered one type after the other. N nodes, E edges.
 """
 
 import json
@@ -28,7 +28,7 @@ from ooc.storage.array import AnyArray, replace_file
 
 _BLOCK_ROWS = 1 << 18
 _NUMBER_ROW_BYTES, _TEXT_ROW_BYTES = 512, 4096
-"""Of the budget for each row at a time: of texts a sixteenth of it is taken where they are of 100 bytes."""
+"""Bytes of the budget for each row read at a time. Texts of 100 bytes take about a sixteenth of the budget."""
 _COUNTS = "counts.json"
 _NODE = np.dtype("<u4")
 Ends = tuple[Cells | None, Cells | None]
@@ -36,14 +36,16 @@ NUMBERS: Ends = (Cells.WHOLE, Cells.WHOLE)
 
 
 class EdgeReader(Protocol):
-    """Reads edges, about ``size`` at a time, with the ids of their two ends as whole numbers or texts (objects); None:
-    they may be zeros, as what edges carry may be left out without ``data``."""
+    """A function that yields blocks of about ``size`` edges, with the ids of their ends as integers or texts (objects).
+
+    An end whose cells are None may be read as zeros. Without ``data``, the edges' weights and features may be left out.
+    """
 
     def __call__(self, size: int, *, ids: Ends = NUMBERS, data: bool = True) -> Iterator[EdgeBlock]: ...
 
 
 def of_numbers(edges: Callable[[int], Iterator[EdgeBlock]]) -> EdgeReader:
-    """Of ``edges`` whose ids are whole numbers, and that are read whole in any case."""
+    """Return a reader of ``edges`` whose ids are integers and that are always read completely."""
 
     def read(size: int, *, ids: Ends = NUMBERS, data: bool = True) -> Iterator[EdgeBlock]:
         for block in edges(size):
@@ -57,16 +59,16 @@ def of_numbers(edges: Callable[[int], Iterator[EdgeBlock]]) -> EdgeReader:
 
 @dataclass(frozen=True, kw_only=True)
 class BareGraph:
-    """Edges, as a format has them.
+    """Edges as a format has them, before their nodes are numbered.
 
     ``edges``: blocks as a source's, of ids as in ``files``. ``num_edges`` may be an estimate where it is not
-    ``counted``. ``num_nodes``: None where any ids may come. ``said``: the numbers of ``nodes`` and ``edges`` that
-    the files claim, compared with what is found. ``features``, ``labels``: files of theirs beside the edges.
-    ``table``: what the edges are in, where that is one; ``held``: tables that are no files, by their names.
-    ``notes``: what the user is told.
+    ``counted``. ``num_nodes``: None where ids may be anything. ``said``: the numbers of ``nodes`` and ``edges`` that
+    the files claim, to be compared with what is found. ``features``, ``labels``: files beside the edges. ``table``: the
+    table of the edges, if they are in one; ``held``: tables in memory, by their names. ``notes``: messages for the
+    user.
 
-    ``text_ids``: whether the ids of sources and of targets are texts, as far as the first rows tell.
-    ``has_edge_weight``, ``num_edge_features``, ``weight_unless_ones``: see ``Source``.
+    ``text_ids``: whether the ids of sources and of targets are texts, judging by the first rows. ``has_edge_weight``,
+    ``num_edge_features``, ``weight_unless_ones``: see ``Source``.
     """
 
     name: str
@@ -90,14 +92,16 @@ class BareGraph:
 
     @property
     def relation(self) -> RelationSource:
-        """The edges, and what they carry."""
+        """The edges with their weights and features."""
         return RelationSource(self.num_edges, self.edges, self.has_edge_weight, self.num_edge_features)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nodes:
-    """The nodes of one type. ``ids``: the table and column that say what they are called; None: row numbers, of
-    ``count`` nodes, or of those of ``table``; where there is neither, whatever edges name."""
+    """The nodes of one type. ``ids``: the table and column of their ids; None: their ids are row numbers.
+
+    Then there are ``count`` nodes, or one for each row of ``table``. Without either, the nodes are the ids of edges.
+    """
 
     ids: tuple[Table, str] | None = None
     table: Table | None = None
@@ -105,8 +109,8 @@ class Nodes:
 
 
 class NodeCount(TypedDict):
-    """How many nodes of a type there are. ``called``: whether by other ids than their numbers; ``width``: bytes of the
-    longest id that is a text, 0 where they are whole numbers."""
+    """The number of nodes of a type. ``called``: whether they have ids other than their numbers; ``width``: bytes of
+    the longest text id, 0 where ids are integers."""
 
     nodes: int
     called: bool
@@ -114,7 +118,7 @@ class NodeCount(TypedDict):
 
 
 class Counts(TypedDict):
-    """What preparing found out, by type of nodes, and of edges in their order."""
+    """The result of the preparation: nodes by type, edges by number of their type, and names of classes."""
 
     nodes: dict[str, NodeCount]
     edges: list[int]
@@ -122,13 +126,13 @@ class Counts(TypedDict):
 
 
 OfCounts = Callable[[Mapping[str, int], Sequence[RelationSource], ClassNames], Source]
-"""The source of so many nodes of each type, these edges, and classes of these names."""
+"""A function from the numbers of nodes by type, the edges, and the classes' names to the source."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Numbering:
-    """``nodes`` by type, and ``edges`` with the types that they lead from and to. ``class_names()``: see
-    ``NodeLabels``."""
+    """The numbering of ``nodes`` by type and of ``edges``, each with the types of its sources and targets.
+    ``class_names()``: see ``NodeLabels``."""
 
     nodes: Mapping[str, Nodes]
     edges: Sequence[tuple[str, str, BareGraph]]
@@ -136,7 +140,7 @@ class Numbering:
     budget_bytes: int
 
     def counts(self, folder: Path, listener: Listener) -> Counts:
-        """Everything counted and numbered; what is found out goes to ``folder``, and is taken from there."""
+        """Number and count everything; results are stored in ``folder``, and taken from there if they exist."""
         if not (path := folder / _COUNTS).exists():
             edges = [0] * len(self.edges)
             nodes = {kind: _OfType(self, kind, edges, folder, listener).numbered() for kind in self.nodes}
@@ -147,8 +151,11 @@ class Numbering:
         return found
 
     def preparing(self, source: Source, labelled: str, of: OfCounts) -> Source:
-        """``source``, which counts nodes and edges as far as that is known, to be prepared; it is then ``of`` what was
-        found, and has the ids of its nodes, itself those of type ``labelled``."""
+        """Return ``source``, whose counts may be estimates, with a ``prepare`` that numbers the nodes.
+
+        The prepared source is made by ``of`` from the counts. It has the ids of its nodes; its own are those of type
+        ``labelled``.
+        """
 
         def prepare(folder: Path, listener: Listener) -> Source:
             counts = self.counts(folder, listener)
@@ -175,7 +182,7 @@ class Numbering:
         return replace(source, prepare=prepare, prepare_bytes=16 * nodes + 8 * source.num_edges)
 
     def _between_nodes(self, at: int, count: int, folder: Path) -> Callable[[int], Iterator[EdgeBlock]]:
-        """The ``count`` edges of the type ``at``, with what they carry."""
+        """Return a reader of the ``count`` edges of number ``at``, with their data, whose ends are nodes' numbers."""
         source, target, graph = self.edges[at]
         sides = [(0, 1)] if source == target else [(0,), (1,)]
         arrays = [NpyArray(_ends_path(at, one, folder), raw=((count, len(one)), _NODE)) for one in sides]
@@ -201,13 +208,13 @@ class Numbering:
 
 
 def _ends_path(at: int, sides: tuple[int, ...], folder: Path) -> Path:
-    """Where the nodes at both ends, or one, of each edge of the type ``at`` are."""
+    """Return the file of the nodes at the given ends of edges of number ``at``."""
     return folder / f"ends-{at}.{''.join(map(str, sides))}"
 
 
 @dataclass(frozen=True)
 class _OfType:
-    """Numbers the nodes of one type and all ends of edges that are such; how many edges of each type there are goes to
+    """The numbering of one type's nodes and of all edges' ends of that type; the number of each type's edges goes to
     ``counts``."""
 
     numbering: Numbering
@@ -256,7 +263,7 @@ class _OfType:
     def _find(
         self, ids: IdFile | None, count: int, at: int, graph: BareGraph, sides: tuple[int, ...], *, texts: bool
     ) -> None:
-        """Write the nodes that are ends. SourceError for an id of two nodes, and an end that is no node's."""
+        """Write the node at each end; raise SourceError for an id of two nodes, and for an end that is no node."""
         out, size = _ends_path(at, sides, self.folder), self._rows(texts)
         ends = self._ends(at, graph, sides, "finding the edges' nodes", texts=texts)
         if ids is None:
@@ -281,18 +288,18 @@ class _OfType:
         return self.numbering.nodes[self.kind]
 
     def _edges(self) -> Iterator[tuple[int, BareGraph, tuple[int, ...]]]:
-        """Which edges have sources (0), targets (1) or both among the nodes."""
+        """Yield each edge type with the ends that have this node type: sources (0), targets (1) or both."""
         for at, (*kinds, graph) in enumerate(self.numbering.edges):
             if sides := tuple(side for side in (0, 1) if kinds[side] == self.kind):
                 yield at, graph, sides
 
     def _rows(self, texts: bool) -> int:
-        """To read at a time."""
+        """Return the number of rows to read at a time."""
         row_bytes = _TEXT_ROW_BYTES if texts else _NUMBER_ROW_BYTES
         return max(1024, min(_BLOCK_ROWS, self.numbering.budget_bytes // row_bytes))
 
     def _called(self, table: Table, column: str, *, texts: bool) -> Iterator[AnyArray]:
-        """What the nodes are called."""
+        """Yield the ids of the nodes."""
         row = 0
         for block in table.blocks({column: Cells.TEXT if texts else Cells.WHOLE}, self._rows(texts)):
             ids = block[column]
@@ -302,7 +309,7 @@ class _OfType:
             row += len(ids)
 
     def _ends(self, at: int, graph: BareGraph, sides: tuple[int, ...], task: str, *, texts: bool) -> Iterator[AnyArray]:
-        """The ids of the ends in the order of the edges."""
+        """Yield the ids of the ends in the order of the edges."""
         cells, done = Cells.TEXT if texts else Cells.WHOLE, 0
         wanted = (cells if 0 in sides else None, cells if 1 in sides else None)
         with reported(self.listener, task, graph.num_edges, "edges") as advance:
@@ -318,7 +325,7 @@ class _OfType:
     # ---- what is wrong -------------------------------------------------------------------------------------
 
     def _absent(self, graph: BareGraph, edge: int) -> SourceError:
-        """The error for the ``edge`` with an end that is no node, read again up to there."""
+        """Return the error for the ``edge`` with an end that is no node, reading the edges again up to it."""
         first = 0
         for block in graph.edges(self._rows(True), ids=(Cells.TEXT, Cells.TEXT), data=False):
             if edge < first + len(block.sources):
@@ -329,7 +336,7 @@ class _OfType:
         return _changed(graph)
 
     def _no_ids(self) -> str:
-        """What to do where the ids are wrong because the column holds others."""
+        """Return what to do where ids are wrong because the column holds something else."""
         if self._nodes.ids is None:
             return ""
         table, column = self._nodes.ids
@@ -337,7 +344,7 @@ class _OfType:
         return f"; if the column {column} of {table.path} holds no ids, say {other}"
 
     def _nodes_are(self) -> str:
-        """Which ids are nodes', for a message."""
+        """Return which ids are nodes, for a message."""
         nodes, called = self._nodes, f"nodes of type {self.kind}" if self.kind else "nodes"
         if nodes.ids is not None:
             return f"{called} are those in the column {nodes.ids[1]} of {nodes.ids[0].path}"

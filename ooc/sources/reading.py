@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a format is to the rest: how it is recognised, what it needs, which options it takes, how it is opened.
+"""The interface of a format: how it is recognised, what it needs, which options it takes, how it is opened.
 
-Imports nothing but the standard library: ``ooc convert --help`` shows the options.
+Imports nothing but the standard library, since ``ooc convert --help`` shows the options.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,18 +38,17 @@ READING_OPTIONS: dict[str, ReadingOption] = {
     ),
     "label": ReadingOption("19|2K", "Which of IGB's two kinds of label: 19 classes or 2983. [default: 19]"),
 }
-"""By their Python names; the command line writes ``_`` as ``-``. A Reader says which ones it takes."""
+"""Options by their Python names; the command line writes ``_`` as ``-``. Each Reader says which ones it takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """What the caller asks of a reader.
 
-    ``split``: None (the format's own), a column of masks, or ``"random[:SEED]"``. ``drop_edge_data``: convert
-    without the weights or features that edges have. ``options``: those of ``READING_OPTIONS`` that were given.
-    ``arrays``: features and labels that a Python program holds, by the names of those options. ``columns``: what
-    columns of tables are, by their names, where they would be taken for something else. ``inputs``: what of PyG's data
-    models are given beside ``x``, by name.
+    ``split``: None (the format's own), a column of masks, or ``"random[:SEED]"``. ``drop_edge_data``: convert without
+    the edges' weights and features. ``options``: the given ones of ``READING_OPTIONS``. ``arrays``: features and labels
+    held by a Python program, by the names of those options. ``columns``: roles of tables' columns, where the usual ones
+    are wrong. ``inputs``: names of model inputs beside ``x`` in PyG's data.
     """
 
     split: int | str | None
@@ -61,7 +60,7 @@ class Request:
     inputs: Sequence[str] = ()
 
     def option(self, name: str) -> str | None:
-        """The value given for the option ``name``; None where it was not."""
+        """Return the value given for the option ``name``; None where it was not given."""
         return self.options.get(name)
 
 
@@ -69,9 +68,8 @@ class Request:
 class Reader:
     """One format. ``needs``: what a source of it is, in a line for ``ooc convert --list``.
 
-    ``folder``: whether it is a folder (True), a file (False), either (None). ``recognises`` may open what it
-    is given but not read it all, and is only asked of what exists. ``takes``: the names of its options, of
-    ``READING_OPTIONS``, ``SPLIT`` or ``COLUMNS``.
+    ``folder``: whether it is a folder (True), a file (False), either (None). ``recognises`` may open a path that exists
+    but not read all of it. ``takes``: the names of its options, of ``READING_OPTIONS``, ``SPLIT`` or ``COLUMNS``.
     """
 
     needs: str
@@ -82,7 +80,7 @@ class Reader:
 
 
 def check_taken(takes: frozenset[str], form: str, request: Request) -> None:
-    """OptionError where ``request`` has an option that is not among those that the format, called ``form``, takes."""
+    """Raise OptionError where ``request`` has an option that the format, called ``form``, does not take."""
     given: dict[str, Any] = dict(request.options) | dict.fromkeys(request.arrays, "an array")
     if request.split is not None:
         given[SPLIT] = request.split

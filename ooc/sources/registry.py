@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which format a source has, and the reader for it."""
+"""The known formats, and the choice of a source's format."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,11 +49,11 @@ FORMATS: dict[str, Reader] = {
     "typed-tables": typed_tables.READER,
     "npy": npz_formats.NPY_READER,
 }
-"""By the names ``--format`` takes, asked in this order whether a path is theirs: those that take anything last."""
+"""Readers by the names that ``--format`` takes, in the order in which they are tried; the least specific are last."""
 
 
 def open_source(source: Any, *, format: str | None, request: Request) -> Source:
-    """The graph ``source`` names or is; ``format`` overrides what a path looks like.
+    """Return the graph that ``source`` names or is; ``format`` overrides the recognised one.
 
     Raises OptionError for an unknown format, SourceError for a source that cannot be read.
     """

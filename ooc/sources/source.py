@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every format is read as: a graph that hands out edges, features and labels in blocks.
+"""The common interface of all formats: a graph that yields edges, features and labels in blocks.
 
 Shapes: N nodes, E edges, F features.
 """
@@ -24,14 +24,14 @@ Mask = npt.NDArray[np.bool_]
 
 
 class EdgeData(NamedTuple):
-    """What some edges carry: ``weight`` [n], ``features`` [n, F], numbers of any type; not yet checked."""
+    """The data of a block of edges, unchecked: ``weight`` [n], ``features`` [n, F], numbers of any type."""
 
     weight: AnyArray | None = None
     features: AnyArray | None = None
 
 
 class EdgeBlock(NamedTuple):
-    """Some edges: node ids ``sources`` and ``targets``, [n] each, and what they carry; not yet checked.
+    """A block of edges, unchecked: node ids ``sources`` and ``targets``, [n] each, and the edges' data.
 
     Ids are int64, or texts (objects) before nodes are numbered.
     """
@@ -42,8 +42,11 @@ class EdgeBlock(NamedTuple):
 
 
 class LabelBlock(NamedTuple):
-    """Some rows' labels ``y``, of the shape and type that the task says (see ``Task``), and membership in
-    the splits, [n] each; not yet checked."""
+    """Labels ``y`` of a block of rows, with the task's shape and dtype (see ``Task``), and masks of the splits, [n]
+    each.
+
+    They are unchecked.
+    """
 
     y: AnyArray
     train: Mask
@@ -53,10 +56,10 @@ class LabelBlock(NamedTuple):
 
 @dataclass(frozen=True)
 class RelationSource:
-    """``num_edges`` edges of one type, whose ends are numbered within the types of their nodes.
+    """The ``num_edges`` edges of one type, whose ends are numbered within the types of their nodes.
 
     ``edges(n)`` yields them as a ``Source`` does. ``has_edge_weight``, ``num_edge_features`` (0: none): what every
-    block of edges has in its ``data``.
+    block has in its ``data``.
     """
 
     num_edges: int
@@ -66,7 +69,7 @@ class RelationSource:
 
 
 def nothing(size: int) -> Iterator[Any]:
-    """No blocks."""
+    """Yield no blocks."""
     return iter(())
 
 
@@ -74,40 +77,39 @@ def nothing(size: int) -> Iterator[Any]:
 class Source(RelationSource):
     """A graph to convert. The three callables start afresh each time and yield blocks in order.
 
-    Neither side writes to a block that was yielded. The callables run in a thread of their own, one at a time.
-    ``edges(n)`` and ``features(n)`` yield at most about n edges or rows at a time (a generator may keep
-    to blocks of its own, smaller ones), ``labels(n)`` likewise. ``num_edges`` counts entries as given.
-    ``num_classes`` None: one more than the largest label; for tasks other than ``CLASSES`` it is the number
-    of columns of ``y`` and must be given. ``resident_bytes`` is what the source itself holds in memory, to
-    be counted against the budget. ``description`` goes into the store's ``source``. ``unlabelled``: no node has a
-    label, or is in a split. The nodes of one type of several need no edges, and no labels where another type has them.
+    Neither side writes to a yielded block. The callables run in their own thread, one at a time. ``edges(n)`` and
+    ``features(n)`` yield at most about n edges or rows at a time (a generator may use its own smaller blocks),
+    ``labels(n)`` likewise. ``num_edges`` counts entries as given. ``num_classes`` None: one more than the largest
+    label; for tasks other than ``CLASSES`` it is the number of columns of ``y`` and must be given. ``resident_bytes``
+    is memory that the source itself holds, which counts against the budget. ``description`` goes into the store's
+    ``source``. ``unlabelled``: no node has a label or is in a split. Of several node types, most need no edges, and
+    only one needs labels.
 
-    With ``weight_unless_ones`` weights that all come out as 1 are none.
+    With ``weight_unless_ones``, weights that are all 1 are dropped.
 
-    ``graph_offsets``, of many graphs, G: where the rows of each begin, and N, [G + 1] int64, held meanwhile. Then
-    labels and splits are of graphs, and an edge's ends are of one.
+    ``graph_offsets``, for G graphs: where the rows of each begin, and N, [G + 1] int64, held in memory. Then labels and
+    splits belong to graphs, and an edge's ends are in one graph.
 
-    ``symmetrize``, ``drop_duplicates`` (None: just when symmetrising): what is usual for the format; the caller
-    may choose otherwise.
+    ``symmetrize``, ``drop_duplicates`` (None: only when symmetrising): the format's defaults; the caller may choose
+    otherwise.
 
-    ``ids(n)``, where the source calls its nodes otherwise than 0 … N-1: what it calls them, whole numbers [n], or texts
-    as rows of UTF-8 with zeros after them [n, ``id_bytes``]. ``class_names``: what it calls the classes, by their
-    numbers; none where they are numbers.
+    ``ids(n)``, where the source's ids are not 0 … N-1: the ids, integers [n], or UTF-8 texts padded with zeros [n,
+    ``id_bytes``]. ``class_names``: the classes' names by number; empty where classes are numbers.
 
-    Features may come without their zeros; then there are ``feature_entries``, or fewer.
+    Features may come as sparse entries; then there are at most ``feature_entries``.
 
-    ``prepare``, for a source that must put something on the disk before it can stream: called once, before
-    all else, with a folder of the partial store and a listener; gives the source to convert, whose own
-    ``prepare`` is None. Until then ``num_nodes`` and ``num_edges`` may be upper bounds. The folder outlives a
-    killed conversion, and ``prepare`` is called with it again: what it finds there under its final name is
-    whole, because it writes under another name and renames. ``prepare_bytes``: disk it takes.
+    ``prepare`` is for a source that must write to the disk before it can stream. It is called once, before all else,
+    with a folder of the partial store and a listener, and returns the source to convert, whose own ``prepare`` is None.
+    Until then ``num_nodes`` and ``num_edges`` may be upper bounds. The folder outlives a killed conversion, and
+    ``prepare`` is called with it again. A file there with its final name is complete, because it is written under
+    another name and renamed. ``prepare_bytes``: disk that it takes.
 
-    ``fingerprint`` says which input this is, as JSON: for files their path, size and time of change (see
-    :func:`fingerprint_of`). A conversion goes on with what another process left only if it is the same;
-    with an empty one it starts over.
+    ``fingerprint`` identifies the input, as JSON: for files their path, size and time of change (see
+    :func:`fingerprint_of`). A conversion resumes what another process left only if it is the same; with an empty one it
+    starts over.
 
-    ``types``: of a graph with several types of nodes and edges; the rest is then that of the nodes that have labels,
-    and ``num_edges`` counts the edges of all types.
+    ``types``: for a heterogeneous graph; the rest then belongs to the nodes that have labels, and ``num_edges`` counts
+    the edges of all types.
     """
 
     name: str
@@ -140,34 +142,34 @@ class Source(RelationSource):
 
     @property
     def nodes_of(self) -> "Mapping[str, Source]":
-        """The nodes of each type; "" where there is but one."""
+        """The nodes of each type; the key is "" where there is only one."""
         return {"": self} if self.types is None else self.types.nodes
 
     @property
     def edges_of(self) -> "Mapping[EdgeType, RelationSource]":
-        """The edges of each type; ``ONLY`` where there is but one."""
+        """The edges of each type; the key is ``ONLY`` where there is only one."""
         return {ONLY: self} if self.types is None else self.types.edges
 
     @property
     def labelled_type(self) -> str:
-        """The type of nodes that has labels and splits; "" where there is but one."""
+        """The type of nodes that has labels and splits; "" where there is only one."""
         return "" if self.types is None else self.types.labelled
 
     @property
     def num_labelled(self) -> int:
-        """How many there are of what labels and splits are of: nodes, or graphs."""
+        """The number of things that have labels and splits: nodes, or graphs."""
         return self.num_nodes if self.graph_offsets is None else len(self.graph_offsets) - 1
 
     @property
     def labelled(self) -> str:
-        """What one of these is called."""
+        """The word for these things."""
         return "node" if self.graph_offsets is None else "graph"
 
 
 @dataclass(frozen=True)
 class SourceTypes:
-    """``nodes``: by type, of which sources give the features alone; ``edges`` by type; ``labelled``: the type of nodes
-    that has labels and splits."""
+    """The types of a heterogeneous graph: ``nodes`` by type, of whose sources only features count; ``edges`` by type;
+    ``labelled``: the type of nodes that has labels and splits."""
 
     nodes: Mapping[str, Source]
     edges: Mapping[EdgeType, RelationSource]
@@ -175,7 +177,7 @@ class SourceTypes:
 
 
 def fingerprint_of(*paths: Path) -> dict[str, Any]:
-    """Size and time of change of each of the files ``paths`` and of all files in those that are folders."""
+    """Return size and time of change of each of the files ``paths``, and of all files in those that are folders."""
     files = [
         file
         for path in paths
@@ -189,7 +191,7 @@ def fingerprint_of(*paths: Path) -> dict[str, Any]:
 
 
 def ranges(total: int, step: int) -> Iterator[tuple[int, int]]:
-    """``(start, stop)`` pieces of ``range(total)``, ``step`` long but for the last."""
+    """Yield ranges ``(start, stop)`` of ``range(total)``, ``step`` long except for the last."""
     for start in range(0, total, step):
         yield start, min(start + step, total)
 
@@ -201,10 +203,10 @@ def with_data(
     features: Iterator[AnyArray] | None = None,
     name: str,
 ) -> Iterator[EdgeBlock]:
-    """``edges`` with weights [n] and features [n, F] that come in blocks of their own, in the same order, beside what
-    they carry already.
+    """Yield ``edges`` with weights [n] and features [n, F] from separate blocks in the same order, beside their own
+    data.
 
-    SourceError, saying ``name``, where there are not as many.
+    SourceError, with ``name``, where the numbers of rows differ.
     """
     given = [None if blocks is None else Rows(blocks) for blocks in (weight, features)]
     for block in edges:
@@ -219,14 +221,14 @@ def with_data(
 
 
 class Rows:
-    """Rows that come in ``blocks``, taken as many at a time as is wanted."""
+    """Rows that come in ``blocks`` and are taken in any number."""
 
     def __init__(self, blocks: Iterable[AnyArray]) -> None:
         self._blocks = iter(blocks)
         self._left: AnyArray | None = None
 
     def take(self, count: int) -> AnyArray:
-        """The next ``count`` rows, fewer where there are no more."""
+        """Return the next ``count`` rows, fewer at the end."""
         parts, missing = list[AnyArray](), count
         while missing and (block := next(self._blocks, None) if self._left is None else self._left) is not None:
             fits = len(block) <= missing
@@ -238,6 +240,6 @@ class Rows:
         return np.concatenate(parts)
 
     def blocks(self, size: int) -> Iterator[AnyArray]:
-        """All of them, ``size`` at a time but for the last."""
+        """Yield all rows, ``size`` at a time except for the last."""
         while len(rows := self.take(size)):
             yield rows

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph with types of nodes and edges, put together of what is known of each."""
+"""Heterogeneous graphs, assembled from the nodes and edges of each type."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +20,7 @@ _NAME = re.compile(r"\w[\w .+-]*")
 
 
 def nodes_alone(name: str, num_nodes: int, num_features: int = 0, features: Rows = nothing) -> Source:
-    """The nodes of a type that has no labels; with ``features`` or none."""
+    """Return the nodes of a type without labels; ``features`` are optional."""
     if not 0 < num_nodes <= 2**32:
         raise SourceError(f"{name}: {num_nodes} nodes cannot be converted")
     return Source(name=name, num_nodes=num_nodes, num_features=num_features, features=features)
@@ -29,8 +29,10 @@ def nodes_alone(name: str, num_nodes: int, num_features: int = 0, features: Rows
 def typed_source(
     source: Source, labelled: str, others: Mapping[str, Source], edges: Mapping[EdgeType, RelationSource]
 ) -> Source:
-    """The graph of the nodes of ``source``, of type ``labelled``, ``others`` by type, and ``edges`` by theirs.
-    SourceError where a type cannot be the name of a folder, or edges lead to nodes that are not there."""
+    """Return the graph of the nodes of ``source``, of type ``labelled``, ``others`` by type, and ``edges`` by type.
+
+    SourceError where a type cannot be the name of a folder, or edges lead to a missing node type.
+    """
     nodes = {labelled: source, **others}
     taken: set[str] = set()
     for kind in edges:
@@ -46,7 +48,7 @@ def typed_source(
 
 
 def nodes_in(name: str, array: NpyArray | None, num_nodes: int) -> Source:
-    """Nodes of a type that has no labels, with the features in ``array``, where there is one."""
+    """Return the nodes of a type without labels, with the features in ``array``, if there is one."""
     if array is None:
         return nodes_alone(name, num_nodes)
     rows, columns = array.matrix("[nodes, features]")
@@ -56,12 +58,13 @@ def nodes_in(name: str, array: NpyArray | None, num_nodes: int) -> Source:
 
 
 def relation_in(array: NpyArray, preferred: int = 0) -> RelationSource:
-    """The edges in ``array``, [2, E] or [E, 2], whose ends are along the axis ``preferred`` where both could be."""
+    """Return the edges in ``array``, [2, E] or [E, 2]; where the shape is ambiguous, the ends are along axis
+    ``preferred``."""
     return RelationSource(array.num_edges(preferred), lambda size: array.edge_blocks(size, preferred=preferred))
 
 
 def asks_for_types(request: Request) -> bool:
-    """Whether all types of nodes and edges are asked for, and not papers and citations alone."""
+    """Return whether all types of nodes and edges are asked for, instead of papers and citations only."""
     asked = request.option(TYPES) or "papers"
     check_choice(TYPES, asked, ("papers", "all"))
     return asked == "all"

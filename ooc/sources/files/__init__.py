@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files read forwards in small memory: streams, text, tables, npy arrays, zip members, pickles, downloads."""
+"""Files read forwards in little memory: streams, text, tables, npy arrays, zip members, pickles, downloads."""

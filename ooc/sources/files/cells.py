@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a column of a table looks like, and what its cells are read as."""
+"""The kinds of tables' columns, judged by their first rows, and the values that cells are read as."""
 
 import re
 from enum import Enum
@@ -12,23 +12,26 @@ from ooc.errors import SourceError
 from ooc.storage.array import AnyArray
 
 LOOKED_AT_ROWS = 100
-"""From which what a column looks like is told."""
+"""The rows by which a column's kind is judged."""
 WHOLE_NUMBER = re.compile(r"-?(0|[1-9]\d*)")
-"""An id in another form, 007 say, is a text: as a number it would come back as another one."""
+"""The form of an integer id. An id in another form, such as 007, is a text, since as an integer it would lose its
+form."""
 _TRUTH = {"": False, **dict.fromkeys(("0", "0.0", "false"), False), **dict.fromkeys(("1", "1.0", "true"), True)}
 _TIME = re.compile(
     r"\d{4}-\d\d?-\d\d?([T ].*)?|\d{4}/\d\d?/\d\d?( .*)?|\d\d?[/.]\d\d?[/.]\d{2,4}( .*)?|\d\d?:\d\d(:\d\d.*)?"
 )
 MOST_EXACT = 2**53
-"""Up to which float64 has all whole numbers."""
+"""The largest number up to which float64 represents all integers."""
 _LEAST_COUNTED = 10
 _LARGE = 100_000_000
-"""Seconds since 1970 are more since 1973; dates written as one number are near."""
+"""The least large number: seconds since 1970 are larger since 1973; dates written as one number are near."""
 
 
 class Cells(Enum):
-    """What a column is read as: whole numbers int64 [n]; floating-point numbers [n] (lists: [n, k]) with NaN for an
-    empty cell; texts (objects) [n], empty ones included; membership of a split bool [n], an empty cell being no member.
+    """What a column is read as.
+
+    WHOLE: int64 [n]; REAL: floating point [n] (lists: [n, k]), NaN for an empty cell; TEXT: objects [n], possibly
+    empty; MEMBER: membership of a split, bool [n], false for an empty cell.
     """
 
     WHOLE = "whole numbers"
@@ -38,7 +41,7 @@ class Cells(Enum):
 
 
 class Rounded(ValueError):
-    """A whole number is another one as float64."""
+    """An integer that float64 would round."""
 
     MEANING = "a whole number that float64 would round"
 
@@ -47,11 +50,11 @@ class Rounded(ValueError):
 
 
 class NoWholeNumber(SourceError):
-    """A cell of a column of ids is no whole number, or not written as one: the ids are texts."""
+    """A cell of a column of ids is no integer, or not in its plain form: the ids are texts."""
 
 
 class ColumnKind(Enum):
-    """What a column looks like, by its type and first rows."""
+    """What a column appears to hold, judged by its type and first rows."""
 
     NUMBERS = "numbers"
     LARGE = "whole numbers as large as times and ids are"
@@ -66,7 +69,7 @@ Block = dict[str, AnyArray]
 
 
 def is_number(cell: str) -> bool:
-    """Whether the text is a number; true and false are none, though they can be read as such."""
+    """Return whether the text is a number; true and false are not, although they can be read as numbers."""
     try:
         cell_value(cell if cell.strip() else "empty", Cells.REAL)
     except (Rounded, OverflowError):
@@ -77,7 +80,8 @@ def is_number(cell: str) -> bool:
 
 
 def of_texts(texts: list[str], cells: Cells) -> AnyArray:
-    """``texts`` as they are, or as membership of a split, [n]; ValueError where one says neither true nor false."""
+    """Return ``texts`` as they are, or as membership of a split, [n]; raise ValueError for other words than true and
+    false."""
     if cells is Cells.TEXT:
         return np.array(texts, dtype=np.object_)
     meaning = {text: cell_value(text, Cells.MEMBER) for text in dict.fromkeys(texts)}
@@ -85,8 +89,11 @@ def of_texts(texts: list[str], cells: Cells) -> AnyArray:
 
 
 def kind_of(cells: list[str]) -> ColumnKind:
-    """What the first ``cells`` of a column look like. Where only some are numbers the others are taken for mistakes,
-    which reading them tells the place of."""
+    """Return the kind of a column with these first ``cells``.
+
+    Where only some are numbers, the column counts as numbers: reading it will report the others as mistakes, with their
+    places.
+    """
     cells = [text for cell in cells if (text := cell.strip())]
     numbers = [float(cell) for cell in cells if is_number(cell)]
     if numbers:
@@ -107,15 +114,17 @@ def kind_of(cells: list[str]) -> ColumnKind:
 
 
 def exact(number: int) -> float:
-    """The whole ``number`` as float64. Rounded where that cannot hold it."""
+    """Return the integer ``number`` as float64; raise Rounded where that is not exact."""
     if abs(number) > MOST_EXACT and int(float(number)) != number:
         raise Rounded
     return float(number)
 
 
 def cell_value(cell: str, cells: Cells) -> int | float | str:
-    """ValueError for what is none, numbers as Python alone writes them (``1_0``, digits of other scripts) included.
-    Blanks are a part of texts alone."""
+    """Return the value of a cell; raise ValueError for an invalid one.
+
+    Numbers that only Python writes so (``1_0``, digits of other scripts) are invalid. Blanks are kept in texts only.
+    """
     if cells is not Cells.TEXT:
         cell = cell.strip()
         if "_" in cell or not cell.isascii():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a published data set by their paths in it, whether in a folder or still in the zip it comes as."""
+"""The files of a published data set by their paths in it, in a folder or in the zip it is published as."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,20 +24,23 @@ _BLOCK_ROWS = 1 << 18
 
 
 def holds_dataset(path: Path, marks: tuple[str, ...]) -> bool:
-    """Whether ``path`` is a folder with one of the files ``marks``, or a zip with one in some folder of it."""
+    """Return whether ``path`` is a folder with one of the files ``marks``, or a zip with one in some folder of it."""
     if path.is_dir():
         return any((path / mark).is_file() for mark in marks)
     return path.suffix == ".zip" and any(_top(name, marks) is not None for name in Archive(Blob.of_file(path)).names())
 
 
 def _top(name: str, marks: tuple[str, ...]) -> str | None:
-    """The folder in a zip, with its slash, that a file of ``marks`` is in; None for other files."""
+    """Return the folder in a zip, with its slash, that contains a file of ``marks``; None for other files."""
     return next((name.removesuffix(mark) for mark in marks if name == mark or name.endswith("/" + mark)), None)
 
 
 class DatasetFiles:
-    """The data set at ``path``, known by one of the files ``marks``. Files go by names such as ``raw/data.npz``, but
-    for the ``prefix`` that all of them have. Text is parsed in blocks that fit the budget."""
+    """The data set at ``path``, recognised by one of the files ``marks``.
+
+    Files have names such as ``raw/data.npz``, without the ``prefix`` that all of them share. Text is parsed in blocks
+    that fit the budget.
+    """
 
     def __init__(self, path: Path, marks: tuple[str, ...], budget_bytes: int, *, prefix: str = "") -> None:
         self._path, self._top, self._block_bytes = path, prefix, text_block_bytes(budget_bytes)
@@ -55,24 +58,24 @@ class DatasetFiles:
             self.name = self._top.rstrip("/") or path.stem
 
     def fingerprint(self, *names: str) -> dict[str, Any]:
-        """Which files these are: the zip, or the files and folders ``names``, those that are there."""
+        """Return the identity of the zip, or of those of the files and folders ``names`` that exist."""
         there = (path for name in names if (path := self._place(name)).exists())
         return fingerprint_of(*([self._path] if self._archive is not None else there))
 
     def label(self, name: str) -> str:
-        """How messages call the file ``name``."""
+        """Return the name of the file ``name`` for messages."""
         return f"{self._path}: {self._top}{name}" if self._archive is not None else str(self._place(name))
 
     def _place(self, name: str) -> Path:
-        """Of a file in a folder."""
+        """Return the path of a file in a folder."""
         return self._path / f"{self._top}{name}"
 
     def has(self, name: str) -> bool:
-        """Whether there is a file ``name``."""
+        """Return whether there is a file ``name``."""
         return self._place(name).is_file() if self._archive is None else self._top + name in self._names
 
     def folders(self, parent: str) -> set[str]:
-        """The names of the folders in the folder ``parent``."""
+        """Return the names of the folders in the folder ``parent``."""
         if self._archive is None:
             folder = self._place(parent)
             return {entry.name for entry in folder.iterdir() if entry.is_dir()} if folder.is_dir() else set()
@@ -81,43 +84,45 @@ class DatasetFiles:
         return {parts[depth] for parts in inside if len(parts) > depth + 1}
 
     def blob(self, name: str) -> Blob:
-        """The file ``name``. SourceError where it is missing, as in all that follow."""
+        """Return the file ``name``; raise SourceError where it is missing, as all following methods do."""
         member = self._archive.member(self._top + name) if self._archive is not None else None
         if not self.has(name):
             raise SourceError(f"{self.label(name)} is missing")
         return Blob.of_file(self._place(name)) if member is None else member
 
     def archive(self, name: str) -> Archive:
-        """The archive in the file ``name``."""
+        """Return the archive in the file ``name``."""
         return Archive(self.blob(name))
 
     def array(self, name: str) -> NpyArray:
-        """The array in the npy file ``name``."""
+        """Return the array in the npy file ``name``."""
         return NpyArray(self.blob(name))
 
     def lines(self, name: str) -> Iterator[bytes]:
-        """The text file ``name``, compressed or not, in blocks of whole lines."""
+        """Yield the text file ``name``, compressed or not, in blocks of whole lines."""
         return text_lines(self.blob(name), self._block_bytes)
 
     def table(self, name: str, columns: int | None = None) -> TextTable:
-        """The table in the text file ``name``, of so many columns or of those of the first row."""
+        """Return the table in the text file ``name``, with ``columns`` columns, by default those of the first row."""
         return TextTable(Path(self.label(name)), lambda: self.lines(name), columns=columns)
 
     def columns(self, name: str) -> int:
-        """How many columns the first row of a table has."""
+        """Return the number of columns in the first row of a table."""
         return len(self.table(name).columns)
 
     def numbers(
         self, name: str, cells: Cells = Cells.WHOLE, columns: int | None = None, size: int = _BLOCK_ROWS
     ) -> Iterator[AnyArray]:
-        """The numbers in a table, [n, ``columns``], as many as in the first row unless that is said, at most ``size``
-        rows at a time. Empty cells are NaN."""
+        """Yield the numbers in a table, [n, ``columns``], at most ``size`` rows at a time; empty cells are NaN.
+
+        By default there are as many columns as in the first row.
+        """
         return self.table(name, self.columns(name) if columns is None else columns).rows_of(cells, size)
 
     def splits(self, name: str, nodes: int, *, needed: Sequence[str]) -> IndexSplits:
-        """The splits in the file ``name``, a ``split_dict.pt``, which has those that are ``needed``.
+        """Return the splits in the file ``name``, a ``split_dict.pt``, which must have those that are ``needed``.
 
-        The test nodes are in some releases called ``test-whole``.
+        In some releases the test nodes are called ``test-whole``.
         """
         found = read_torch_dict(self.blob(name))
         found.setdefault("test", found.get("test-whole", 0))

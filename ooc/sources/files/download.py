@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files from the web: in parallel ranges, resumed after any interruption, checked against size and checksum; and what
-they hold where they are tar archives, which must be unpacked.
+"""Downloads in parallel ranges, resumed after any interruption, and checked against size and checksum. Tar archives are
+unpacked.
 
-Connections, redirects and proxies are those of ``requests``. Ranges side by side that outlive the process are ours: no
-package that torch-geometric brings along has them.
+Connections, redirects and proxies are those of ``requests``. Parallel ranges that survive the process are ours, since
+no package that torch-geometric depends on has them.
 
-Beside ``FILE.part``, which is as long as the file from the start, ``FILE.part.json`` says which server file it is
-of (by size, ETag and date) and which ranges have come. A range is only recorded when it has been flushed, so what is
-recorded is there. A server without ranges is read from the beginning each time.
+``FILE.part`` is as long as the file from the start. ``FILE.part.json`` beside it identifies the server's file (by size,
+ETag and date) and lists the ranges that are complete. A range is recorded only after it has been flushed, so a recorded
+range is on the disk. From a server without ranges, the file is read from the beginning each time.
 """
 
 import hashlib
@@ -50,7 +50,8 @@ _BROKEN_TAR = (EOFError, ValueError, zlib.error, tarfile.TarError)
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """What a server says of a file: ``size`` in bytes, whether it gives ``ranges``, and what changes with it."""
+    """What a server says about a file: ``size`` in bytes, whether it supports ``ranges``, and a ``version`` that
+    changes with the file."""
 
     size: int
     ranges: bool
@@ -58,11 +59,11 @@ class Served:
 
 
 class _Changed(Exception):
-    """The server's file is another one than when the download began."""
+    """The server's file differs from the one when the download began."""
 
 
 def probe(url: str) -> Served:
-    """Ask for the first byte of ``url``. SourceError where there is no such file, or no way to it."""
+    """Ask for the first byte of ``url``; raise SourceError where the file or the server cannot be reached."""
 
     def ask() -> Served:
         with requests.Session() as session, _get(session, url, (0, 1)) as response:
@@ -77,10 +78,10 @@ def probe(url: str) -> Served:
 
 
 def download(url: str, target: Path, *, md5: str | None, served: Served, listener: Listener) -> None:
-    """Fetch ``url``, of which ``served`` was said, to ``target``; goes on with what an earlier call left.
+    """Download ``url``, which the server described as ``served``, to ``target``, resuming an earlier call.
 
-    ``md5``: the published checksum, if there is one. SourceError when the server fails for good or the file is not
-    the published one, BudgetError when the disk has no room; what was fetched stays for the next call.
+    ``md5``: the published checksum, if there is one. SourceError when the server fails permanently or the file has
+    another checksum, BudgetError when the disk has no room. Downloaded ranges stay for the next call.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with _alone_in(target.parent):
@@ -106,7 +107,7 @@ def download(url: str, target: Path, *, md5: str | None, served: Served, listene
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Keep any other process from downloading into ``folder``: two would write one file."""
+    """Keep other processes from downloading into ``folder``: two would write one file."""
     try:
         descriptor = lock_folder(folder)
     except BlockingIOError:
@@ -118,7 +119,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 class _Part:
-    """The file that is being downloaded, and the record of the ranges that are there, by where they start."""
+    """The partially downloaded file, and the record of its complete ranges by where they start."""
 
     def __init__(self, target: Path, url: str, served: Served, on_progress: Callable[[int], None]) -> None:
         self.path = target.with_name(target.name + ".part")
@@ -137,11 +138,11 @@ class _Part:
         self.received = sum(stop - start for start, stop in self._ranges if start in self._there)
 
     def missing(self) -> list[tuple[int, int]]:
-        """``(start, stop)`` of the ranges that are to be fetched."""
+        """Return the ``(start, stop)`` of the ranges still to be fetched."""
         return [(start, stop) for start, stop in self._ranges if start not in self._there]
 
     def _left_before(self) -> set[int]:
-        """What an earlier download of the same file recorded, if this one can go on with it."""
+        """Return the ranges that an earlier download of the same file recorded, if this one can resume it."""
         try:
             record = json.loads(self._record.read_text())
             whole = self.path.stat().st_size == self.served.size
@@ -150,30 +151,30 @@ class _Part:
             return set()
 
     def advance(self, size: int) -> None:
-        """``size`` more bytes have come; less than none where they are to come again."""
+        """Add ``size`` received bytes; a negative number for bytes that are fetched again."""
         with self._lock:
             self.received += size
             self._on_progress(self.received)
 
     def complete(self, start: int) -> None:
-        """The range from ``start`` on is on the disk."""
+        """Record that the range from ``start`` on is on the disk."""
         with self._lock:
             self._there.add(start)
             replace_file(self._record, json.dumps({"file": self._key, "there": sorted(self._there)}).encode())
 
     def forget(self) -> None:
-        """Remove what is there."""
+        """Remove the partial file and its record."""
         self._record.unlink(missing_ok=True)
         self.path.unlink(missing_ok=True)
 
     def finish(self) -> None:
-        """All is there: give the file its name."""
+        """Give the complete file its name."""
         self.path.replace(self._target)
         self._record.unlink(missing_ok=True)
 
 
 def _fetch_all(part: _Part) -> None:
-    """Fetch what is missing, a range a connection; raises the first error once all connections are closed."""
+    """Fetch the missing ranges, one per connection; raise the first error once all connections are closed."""
     stopped = threading.Event()
     pool = Threads(_CONNECTIONS, "ooc-download")
     with requests.Session() as session:
@@ -190,7 +191,7 @@ def _fetch_all(part: _Part) -> None:
 
 
 def _fetch_range(session: requests.Session, part: _Part, start: int, stop: int, stopped: threading.Event) -> None:
-    """Bytes ``start`` to ``stop``; what has come before a connection breaks is not asked for again."""
+    """Fetch the bytes ``start:stop``; after a broken connection, continue from the last received byte."""
     at, in_ranges = start, part.served.ranges
 
     def go_on(file: IO[bytes]) -> None:
@@ -241,7 +242,8 @@ def _get(session: requests.Session, url: str, span: tuple[int, int] | None) -> r
 
 
 def _tried(url: str, action: Callable[[], Result], *, progress: Callable[[], int] = lambda: 0) -> Result:
-    """``action()``, again after a pause while it fails in a way that may pass; tries count from the last progress."""
+    """Call ``action``, again after a pause while it fails with a temporary error; the number of tries counts from the
+    last progress."""
     tries, pause_s, before = _TRIES, _FIRST_PAUSE_S, progress()
     while True:
         try:
@@ -258,7 +260,8 @@ def _tried(url: str, action: Callable[[], Result], *, progress: Callable[[], int
 
 
 def _reason(error: BaseException) -> tuple[str, bool]:
-    """What went wrong in a few words, and whether it may pass: not where a name is unknown or nobody listens."""
+    """Return what went wrong in a few words, and whether it may be temporary: an unknown host or a refused connection
+    is not."""
     if isinstance(error, requests.HTTPError) and error.response is not None:
         answer = error.response
         answer.close()
@@ -276,8 +279,8 @@ def _reason(error: BaseException) -> tuple[str, bool]:
 def unpack(archive: Path, folder: Path, *, listener: Listener) -> None:
     """Unpack the tar ``archive``, compressed or not, to ``folder``, which must not exist.
 
-    A folder in the archive that is called as ``folder`` is ``folder`` itself. SourceError for a damaged archive, for
-    links, and for names that lead elsewhere, BudgetError when the disk has no room; then nothing is left.
+    A folder in the archive with the name of ``folder`` becomes ``folder`` itself. SourceError for a damaged archive,
+    for links, and for names that lead outside; BudgetError when the disk has no room. Then nothing is left.
     """
     partial = folder.with_name(folder.name + ".unpacking")
     shutil.rmtree(partial, ignore_errors=True)
@@ -314,7 +317,7 @@ def _unpack(archive: Path, partial: Path, top: str, listener: Listener) -> None:
 
 
 def _inside(name: str, archive: Path, top: str) -> tuple[str, ...]:
-    """``name`` as parts of a path below the target, without the folder ``top`` at its start."""
+    """Return ``name`` as parts of a path below the target, without the folder ``top`` at its start."""
     path = PurePosixPath(name.replace("\\", "/"))
     parts = tuple(part for part in path.parts if part != ".")
     if path.is_absolute() or not parts or ".." in parts or "\0" in name:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text files, plain or compressed, as blocks of whole lines.
 
-A compressed file's checksum is checked by reading it to its end; one that stops early is an error. Memory is
-a few times ``block_bytes`` whatever the file holds.
+A compressed file's checksum is verified by reading it to its end; a truncated file is an error. Memory is a few times
+``block_bytes`` whatever the file holds.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +25,8 @@ _ZSTD_WINDOW_BYTES = 128 << 20
 
 
 def optional(module: str, path: Path) -> Any:
-    """The ``module``, to read ``path``; SourceError with the remedy where its package is not installed."""
+    """Return ``module``, which is needed to read ``path``; raise SourceError with the remedy where it is not
+    installed."""
     try:
         return import_module(module)
     except ImportError:
@@ -34,27 +35,26 @@ def optional(module: str, path: Path) -> Any:
 
 
 def text_block_bytes(budget_bytes: int) -> int:
-    """How much text to parse at a time so that it takes no more than an eighth of the budget."""
+    """Return how much text to parse at a time so that parsing takes at most an eighth of the budget."""
     return max(_LEAST_BLOCK_BYTES, min(_MOST_BLOCK_BYTES, budget_bytes // 8 // _PARSING_BYTES))
 
 
 def plain_suffix(path: Path) -> str:
-    """The suffix below that of a compression: ``".csv"`` of ``a.csv.gz``."""
+    """Return the suffix without that of a compression: ``".csv"`` of ``a.csv.gz``."""
     return Path(path.stem).suffix if path.suffix in (".gz", ".zst") else path.suffix
 
 
 def line_blocks(path: Path, block_bytes: int) -> Iterator[bytes]:
-    """The text of a file, compressed or not, in blocks; see :func:`text_lines`."""
+    """Yield the text of a file, compressed or not, in blocks; see :func:`text_lines`."""
     if path.suffix == ".zst":
         return _whole_lines(_zstd(path), block_bytes, str(path))
     return text_lines(Blob.of_file(path), block_bytes)
 
 
 def text_lines(blob: Blob, block_bytes: int) -> Iterator[bytes]:
-    """The text, compressed where it is called ``.gz``, in blocks of whole lines of about ``block_bytes``, each with a
-    newline at its end.
+    """Yield the text, compressed if its name ends in ``.gz``, in blocks of whole lines of about ``block_bytes``.
 
-    SourceError for one that is damaged or truncated and for a line longer than a block.
+    Every line ends with a newline. SourceError for a damaged or truncated text, and for a line longer than a block.
     """
     stream = gunzipped(blob) if blob.name.endswith(".gz") else blob.open()
 
@@ -66,8 +66,10 @@ def text_lines(blob: Blob, block_bytes: int) -> Iterator[bytes]:
 
 
 class LineTable:
-    """A table in the text file ``path``, a row a line; how many ``rows`` it has only reading it all tells. ``lines``
-    gives it in blocks of such, afresh each time."""
+    """A table in the text file ``path``, one row per line; its number of ``rows`` is unknown until it is read.
+
+    ``lines`` yields its blocks of lines, afresh on each call.
+    """
 
     rows: int | None = None
 
@@ -76,14 +78,14 @@ class LineTable:
 
     @cached_property
     def rows_about(self) -> int:
-        """An estimate of how many rows there are, for disk and time; a third more than what the first ones tell."""
+        """The estimated number of rows, for disk and time: a third more than the first rows suggest."""
         first = next(self.lines(), b"\n")
         packed = _PACKED if self.path.suffix in (".gz", ".zst") else 1
         return max(1, 4 * packed * self.path.stat().st_size * first.count(b"\n") // (3 * len(first)))
 
 
 def leading_comments(path: Path) -> tuple[list[str], str]:
-    """The comment lines before the first line of another kind, without their mark, and that line ("" if none)."""
+    """Return the comment lines at the start, without their mark, and the first other line ("" if there is none)."""
     found: list[str] = []
     for line in next(line_blocks(path, _LEAST_BLOCK_BYTES), b"").split(b"\n"):
         text = line.decode("utf-8", "replace").strip()
@@ -94,7 +96,7 @@ def leading_comments(path: Path) -> tuple[list[str], str]:
 
 
 def _whole_lines(pieces: Iterable[bytes], block_bytes: int, name: str) -> Iterator[bytes]:
-    """The ``pieces`` of a text cut anew where lines end; a newline is added to the last where it has none."""
+    """Yield the ``pieces`` of a text cut at ends of lines; the last line gets a newline if it has none."""
     held: list[bytes] = []
     whole = begun = 0  # Bytes of what is held: lines that are ended, and one that is not.
     for piece in pieces:
@@ -114,7 +116,7 @@ def _whole_lines(pieces: Iterable[bytes], block_bytes: int, name: str) -> Iterat
 
 
 def _zstd(path: Path) -> Iterator[bytes]:
-    """All frames of the file. A stream reader would take a file that stops early for one that ends there."""
+    """Yield all frames of the file; a stream reader would accept a truncated file as a complete one."""
     zstandard = optional("zstandard", path)
     decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
     stream, frame = Blob.of_file(path).open(), None

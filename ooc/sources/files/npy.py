@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays in the npy format (numpy.lib.format) that are far larger than memory, read in blocks: from files by position,
-from archives as they are inflated, each once.
+"""Arrays in the npy format (numpy.lib.format) that are larger than memory, read in blocks.
 
-Nothing is mapped: every block is read into memory of its own, so that what a process holds is what it was given. (Pages
-of a mapped file count as its memory while they are in use.)
+Arrays in files are read by position; those in archives are inflated, from the first value on. Nothing is memory-mapped:
+every block is read into its own memory, so that the process's memory is known. (Pages of a mapped file count as its
+memory while they are in use.)
 
-Of an edge list [2, E] all sources lie before the first target. Both are read side by side, each by a stream of its own;
-in an archive, where deflate cannot seek, the targets' inflates the sources once more.
+In an edge list [2, E] all sources lie before the first target. Each end is read by its own stream. In an archive, where
+deflate cannot seek, the stream of the targets inflates the sources once more.
 """
 
 import io
@@ -30,13 +30,13 @@ _BLOCK_BYTES = 4 << 20
 
 
 class NpyArray:
-    """The array in an npy file, which is read from anywhere, or in an archive's member, from the first value on.
+    """The array in an npy file, readable at any position, or in an archive's member, readable from the first value on.
 
-    With ``raw`` the values of that shape and type that fill a file without header.
+    With ``raw``, the values of that shape and dtype that fill a file without header.
     """
 
     def __init__(self, where: Path | Blob, *, raw: tuple[tuple[int, ...], np.dtype[np.generic]] | None = None) -> None:
-        """SourceError where the file is missing, damaged, or of another size than its shape takes."""
+        """Raise SourceError where the file is missing, damaged, or does not have the size of its shape."""
         if isinstance(where, Path) and not where.is_file():
             raise SourceError(f"{where} is missing")
         self._blob = Blob.of_file(where) if isinstance(where, Path) else where
@@ -50,7 +50,8 @@ class NpyArray:
             raise damaged(self.name, f"{self._blob.size} bytes are no array {list(self.shape)} of {self.dtype}")
 
     def _header(self) -> tuple[tuple[int, ...], bool, np.dtype[np.generic], int]:
-        """Shape, whether columns come first, type, and where the values begin. SourceError for anything but numbers."""
+        """Return shape, whether it is in Fortran order, dtype, and the offset of the values; raise SourceError for
+        non-numbers."""
         with self._blob.open() as stream:
             begin = io.BytesIO(read_exactly(stream, min(self._blob.size, _MOST_HEADER_BYTES), self.name))
         try:
@@ -66,7 +67,7 @@ class NpyArray:
 
     @classmethod
     def find(cls, archive: Archive, name: str, where: str) -> "NpyArray":
-        """The array in the member ``name``.npy; SourceError, saying ``where``, if there is none."""
+        """Return the array in the member ``name``.npy; raise SourceError, with ``where``, if it is missing."""
         member = archive.member(f"{name}.npy")
         if member is None:
             raise SourceError(f"{where} has no array {name}")
@@ -74,26 +75,28 @@ class NpyArray:
 
     @property
     def path(self) -> Path:
-        """Of one in a file."""
+        """The path of an array in a file."""
         return Path(self.name)
 
     def matrix(self, wanted: str) -> tuple[int, int]:
-        """Rows and columns; SourceError where it is no matrix of rows, ``wanted``, that can be converted."""
+        """Return its rows and columns; raise SourceError where it is not the ``wanted`` matrix."""
         if len(self.shape) != 2 or not 0 < self.shape[0] <= 2**32 or self.shape[1] < 1:
             raise SourceError(f"{self.name} has the shape {list(self.shape)}, not {wanted}")
         self._check_rows()
         return self.shape[0], self.shape[1]
 
     def check_column(self, nodes: int) -> None:
-        """SourceError where it has not one value for each of ``nodes``, [N] or [N, 1]."""
+        """Raise SourceError unless it has one value for each of ``nodes``, [N] or [N, 1]."""
         if self.shape not in ((nodes,), (nodes, 1)):
             raise SourceError(
                 f"{self.name} has the shape {list(self.shape)}, an entry for each of {nodes} nodes wanted"
             )
 
     def values(self, size: int, first: int = 0, count: int | None = None) -> Iterator[AnyArray]:
-        """All values in file order, at most ``size`` at a time, or ``count`` of them from the ``first`` on; after the
-        last one the end is checked."""
+        """Yield all values in file order, at most ``size`` at a time, or ``count`` values from ``first`` on.
+
+        After the last value, the end of the file is checked.
+        """
         stop = self.count if count is None else first + count
         with self._blob.open() as stream:
             self._seek(stream, first)
@@ -103,12 +106,12 @@ class NpyArray:
                 raise damaged(self.name, "it is longer than it says")
 
     def whole(self) -> AnyArray:
-        """All of it, in memory."""
+        """Return the whole array."""
         flat = np.concatenate([np.empty(0, dtype=self.dtype), *self.values(max(1, self.count))])
         return flat.reshape(self.shape, order="F" if self._column_major else "C")
 
     def rows(self, start: int, stop: int) -> AnyArray:
-        """The rows ``start:stop`` of an array in a file whose rows lie one after another."""
+        """Return the rows ``start:stop`` of an array in a file in C order."""
         width = prod(self.shape[1:])
         with self._blob.open() as stream:
             self._seek(stream, start * width)
@@ -116,7 +119,7 @@ class NpyArray:
         return values.reshape(stop - start, *self.shape[1:])
 
     def row_blocks(self, size: int) -> Iterator[AnyArray]:
-        """All rows, at most ``size`` at a time."""
+        """Yield all rows, at most ``size`` at a time."""
         self._check_rows()
         width = prod(self.shape[1:])
         rows_at_once = max(1, min(size, _BLOCK_BYTES // max(1, width * self.dtype.itemsize)))
@@ -124,11 +127,11 @@ class NpyArray:
             yield values.reshape(-1, *self.shape[1:])
 
     def num_edges(self, preferred: int = 0) -> int:
-        """How many edges there are in [2, E] or [E, 2]; ``preferred``: the axis of the two where both could be."""
+        """Return the number of edges in [2, E] or [E, 2]; ``preferred``: the axis of the ends where both could be."""
         return self.shape[1 - self._axis_of_ends(preferred)]
 
     def edge_blocks(self, size: int, *, preferred: int = 0) -> Iterator[EdgeBlock]:
-        """The edges in order, at most ``size`` at a time."""
+        """Yield the edges in order, at most ``size`` at a time."""
         total, size = self.num_edges(preferred), min(size, _BLOCK_BYTES // self.dtype.itemsize)
         if (self._axis_of_ends(preferred) == 1) == self._column_major:  # The ends do not lie side by side.
             yield from edges_between(*(self.values(size, first, total) for first in (0, total)))
@@ -149,7 +152,7 @@ class NpyArray:
             raise SourceError(f"{self.name} lies column by column; write it again with numpy.ascontiguousarray")
 
     def _seek(self, stream: IO[bytes], first: int) -> None:
-        """Go to the value ``first``."""
+        """Move the stream to the value ``first``."""
         place = self._begin + first * self.dtype.itemsize
         if self._blob.inside is None:
             stream.seek(place)
@@ -158,6 +161,6 @@ class NpyArray:
 
 
 def edges_between(sources: Iterator[AnyArray], targets: Iterator[AnyArray]) -> Iterator[EdgeBlock]:
-    """Edges from the ids in the one to those in the other, which come in blocks of the same sizes."""
+    """Yield edges from two streams of blocks of the same sizes, sources and targets."""
     for first, second in zip(sources, targets, strict=True):
         yield EdgeBlock(first.astype(np.int64), second.astype(np.int64))

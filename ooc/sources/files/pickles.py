@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The few kinds of pickle that published datasets are, read without running anything they name: Planetoid's files, and
-the dictionaries of arrays and numbers that ``torch.save`` wrote.
+"""The kinds of pickle that published datasets use, read without running anything they name: Planetoid's files, and
+dictionaries of arrays and numbers from ``torch.save``.
 
-Of the names in Planetoid's a few are allowed, those of numpy's arrays and inert stand-ins; any other is an error.
-Torch's are read by ``torch.load(weights_only=True)``, which is as strict.
+In Planetoid's files, only the names of numpy's arrays and of inert stand-ins are allowed; any other is an error.
+Torch's files are read by ``torch.load(weights_only=True)``, which is as strict.
 """
 
 import io
@@ -26,7 +26,7 @@ _NOT_ALLOWED = re.compile(r"GLOBAL (\S+)")
 
 
 class _Csr:
-    """Stands in for ``scipy.sparse.csr_matrix``: its attributes, nothing else."""
+    """A stand-in for ``scipy.sparse.csr_matrix`` that only holds its attributes."""
 
     state: dict[str, Any]
 
@@ -46,7 +46,7 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes what is allowed of names."""
+    """An unpickler that resolves only allowed names."""
 
     def find_class(self, module: str, name: str) -> Any:
         try:
@@ -60,7 +60,7 @@ def _is_numbers(found: object) -> bool:
 
 
 def read_array(path: Path) -> AnyArray:
-    """A pickled array of numbers."""
+    """Return a pickled array of numbers."""
     found = _load(path)
     if not _is_numbers(found):
         raise SourceError(f"{path} holds no array")
@@ -68,7 +68,7 @@ def read_array(path: Path) -> AnyArray:
 
 
 def read_csr(path: Path) -> tuple[AnyArray, AnyArray, AnyArray, tuple[int, int]]:
-    """A pickled CSR matrix: ``(data, indices, indptr, shape)``."""
+    """Return a pickled CSR matrix: ``(data, indices, indptr, shape)``."""
     found = _load(path)
     try:
         parts = [found.state[part] for part in ("data", "indices", "indptr")]
@@ -81,7 +81,7 @@ def read_csr(path: Path) -> tuple[AnyArray, AnyArray, AnyArray, tuple[int, int]]
 
 
 def read_neighbours(path: Path) -> tuple[Ids, Ids]:
-    """A pickled ``{node: [neighbours]}``: ``(nodes, neighbours)``, an entry for each edge."""
+    """Return a pickled ``{node: [neighbours]}`` as ``(nodes, neighbours)``, one entry per edge."""
     found = _load(path)
     try:
         nodes = np.array(list(found), dtype=np.int64)
@@ -95,10 +95,10 @@ def read_neighbours(path: Path) -> tuple[Ids, Ids]:
 
 
 def _check_pickle(data: bytes) -> None:
-    """Go through the instructions of a pickle without following them; raises nearly anything where it is damaged.
+    """Walk through the opcodes of a pickle without executing them; raises almost any exception for a damaged one.
 
-    Each says how many bytes come with it: a number of them past the end would be allocated, and where that fails for
-    mutable ones (which no array or list needs) the interpreter prints an error besides raising it.
+    Opcodes declare the length of their data. An unpickler allocates a length past the end of the file. Where that fails
+    for mutable data (which no array or list needs), the interpreter prints an error besides raising it.
     """
     for instruction, argument, _ in pickletools.genops(data):
         if instruction.name == "BYTEARRAY8":
@@ -118,7 +118,7 @@ def _load(path: Path) -> Any:
 
 
 def read_torch_dict(blob: Blob) -> dict[str, AnyArray | int]:
-    """The tensors, numpy arrays and whole numbers of a saved dictionary, by their names.
+    """Return the tensors, numpy arrays and integers of a saved dictionary, by name.
 
     SourceError for a damaged file, for one from before torch 1.6, and for one that holds something else.
     """
@@ -146,6 +146,6 @@ def read_torch_dict(blob: Blob) -> dict[str, AnyArray | int]:
 
 
 def _numpy_globals() -> list[Any]:
-    """What a pickle of an array of numbers refers to, written by numpy 1 or 2."""
+    """Return the names that a pickled array of numbers refers to, as numpy 1 or 2 writes it."""
     names = [(_RECONSTRUCT, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
     return [*names, np.ndarray, np.dtype, *{type(np.dtype(code)) for code in "?bhilqBHILQefd"}]

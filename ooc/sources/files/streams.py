@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes of files and of what is in archives, read forwards in small memory, never beyond what is declared.
+"""Bytes of files and of archives' members, read forwards in little memory, never beyond their declared size.
 
-They are Python's own files: ``open``'s, ``zipfile``'s, ``gzip``'s. What those raise becomes one line.
+They are Python's own file objects: of ``open``, ``zipfile``, ``gzip``. Their exceptions become one line.
 """
 
 import gzip
@@ -23,7 +23,7 @@ from ooc.errors import SourceError
 from ooc.storage.array import AnyArray
 
 READ_BYTES = 1 << 18
-"""Read at once: pieces that stay in the processor's caches."""
+"""Bytes to read at once: pieces that stay in the processor's caches."""
 _RAISED = (
     *(OSError, EOFError, ValueError, RuntimeError, OverflowError, MemoryError),
     *(struct.error, zlib.error, zipfile.BadZipFile),
@@ -31,7 +31,7 @@ _RAISED = (
 
 
 class Seekable(io.RawIOBase):
-    """A file of ``size`` bytes that is read at any place: where ``at`` is."""
+    """A file of ``size`` bytes that is read from any position ``at``."""
 
     def __init__(self, size: int) -> None:
         self.size, self.at = size, 0
@@ -51,8 +51,10 @@ class Seekable(io.RawIOBase):
 
 
 class _Reopened(Seekable):
-    """The file at ``path``, opened anew at each read, which costs microseconds for pieces of this size: nothing is left
-    to close in generators that nobody reads to their end."""
+    """The file at ``path``, opened anew for each read, so that abandoned generators leave no file open.
+
+    Opening costs microseconds for pieces of this size.
+    """
 
     def __init__(self, path: Path, size: int) -> None:
         super().__init__(size)
@@ -68,10 +70,10 @@ class _Reopened(Seekable):
 
 @dataclass(frozen=True)
 class Blob:
-    """``size`` bytes that can be opened as often as one likes, by ``opening``; ``name`` for messages.
+    """``size`` bytes that ``opening`` opens any number of times; ``name`` for messages.
 
-    ``inside``: of a member of an archive, opens the same to look around in, anywhere and unchecked, where ``opening``
-    gives what is read from first to last and then compared with its checksum.
+    ``inside``: for an archive's member, opens the same bytes for reading at any position without a checksum, whereas
+    ``opening`` reads from first to last and then verifies the checksum.
     """
 
     name: str
@@ -81,18 +83,18 @@ class Blob:
 
     @classmethod
     def of_file(cls, path: Path) -> "Blob":
-        """All of the file at ``path``."""
+        """Return all bytes of the file at ``path``."""
         size = size_of(path)
         return cls(str(path), size, lambda: io.BufferedReader(_Reopened(path, size), READ_BYTES))
 
     def open(self) -> IO[bytes]:
-        """Its bytes from the first on."""
+        """Open the bytes for reading from the first on."""
         with told(self.name):
             return self.opening()
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file that can be read more than once; SourceError of one that is missing, and of pipes and devices."""
+    """Return the size of a regular file; raise SourceError for a missing file, and for pipes and devices."""
     with told(str(path)):
         found = path.stat()
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
@@ -101,7 +103,7 @@ def size_of(path: Path) -> int:
 
 
 def gunzipped(blob: Blob) -> IO[bytes]:
-    """What ``blob`` holds in one or more gzip members, whose checksums are checked when their last bytes are read."""
+    """Open the content of ``blob``, one or more gzip members, whose checksums are verified at their last bytes."""
     if not blob.size:  # gzip takes it for what is empty
         raise damaged(blob.name, "it ends too early")
     return cast(IO[bytes], gzip.GzipFile(fileobj=blob.open()))
@@ -109,7 +111,7 @@ def gunzipped(blob: Blob) -> IO[bytes]:
 
 @contextmanager
 def told(name: str) -> Iterator[None]:
-    """SourceError that says ``name`` for whatever reading it raises."""
+    """Turn any exception of reading into a SourceError with ``name``."""
     try:
         yield
     except _RAISED as error:
@@ -119,18 +121,18 @@ def told(name: str) -> Iterator[None]:
 
 
 def read_exactly(stream: IO[bytes], size: int, name: str) -> bytes:
-    """``size`` bytes, few enough to be held."""
+    """Return exactly ``size`` bytes, held in memory."""
     return b"".join(_pieces(stream, size, name))
 
 
 def skip(stream: IO[bytes], size: int, name: str) -> None:
-    """Go on by ``size`` bytes, which are read."""
+    """Read and discard ``size`` bytes."""
     for _ in _pieces(stream, size, name):
         pass
 
 
 def read_values(stream: IO[bytes], count: int, dtype: np.dtype[np.generic], name: str) -> AnyArray:
-    """``count`` values as a new array [count]."""
+    """Return ``count`` values as a new array [count]."""
     values: AnyArray = np.empty(count, dtype=dtype)
     target = values.view(np.uint8).data
     done = 0
@@ -142,7 +144,7 @@ def read_values(stream: IO[bytes], count: int, dtype: np.dtype[np.generic], name
 
 
 def _pieces(stream: IO[bytes], size: int, name: str) -> Iterator[bytes]:
-    """The next ``size`` bytes as they come; SourceError where there are fewer."""
+    """Yield the next ``size`` bytes in pieces; raise SourceError where there are fewer."""
     while size:
         with told(name):
             data = stream.read(min(size, READ_BYTES))
@@ -153,14 +155,14 @@ def _pieces(stream: IO[bytes], size: int, name: str) -> Iterator[bytes]:
 
 
 def check_truth_values(values: AnyArray, name: str) -> None:
-    """SourceError for booleans that are neither: of their eight bits only one may be set, which numpy takes as given.
+    """Raise SourceError for booleans whose byte is neither 0 nor 1, which numpy accepts.
 
-    Computing with others is undefined, and copying them would put what no reader expects into the store.
+    Computing with them is undefined, and copying them would store values that no reader expects.
     """
     if values.dtype.kind == "b" and (np.ascontiguousarray(values).view(np.uint8) > 1).any():
         raise damaged(name, "it holds truth values that are neither 0 nor 1")
 
 
 def damaged(name: str, reason: str) -> SourceError:
-    """The error for bytes that are not as they must be."""
+    """Return the error for damaged bytes."""
     return SourceError(f"{name} cannot be read, it is damaged or incomplete: {' '.join(reason.split())}")

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables in files and in memory: which kind one is, what may be asked of all of them, and those of values that have
-types of their own: Parquet, for which the package ``pyarrow`` is needed, JSON lines, and columns that a Python program
-holds.
+"""Tables in files and in memory: the kind of each, the interface of all, and tables of typed values.
 
-A column of pandas or polars, of a networkx graph, or of JSON objects is lists of ``None``, ``bool``, ``int``,
-``float``, ``str``, dates or lists of numbers; those of one type may come as arrays of numpy.
+Typed values come from Parquet, for which the package ``pyarrow`` is needed, from JSON lines, and from columns held by a
+Python program. A column of pandas or polars, of a networkx graph, or of JSON objects is a list of ``None``, ``bool``,
+``int``, ``float``, ``str``, dates or lists of numbers; columns of a single type may be numpy arrays.
 """
 
 import base64
@@ -42,15 +41,15 @@ from ooc.storage.array import AnyArray, whole_numbers_rounded
 PARQUET_SUFFIXES = (".parquet", ".pq")
 _PARQUET_BUFFER_BYTES = 1 << 20
 _ROWS_WITH_KEYS = 1000
-"""In which all keys must come: so many, whatever the budget, that which columns there are does not depend on it."""
+"""Rows within which every key of a JSON table must appear; fixed, so that the columns do not depend on the budget."""
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 _TIMES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64)
 Values = Sequence[Any] | AnyArray
 
 
 class ValueTable(ABC):
-    """A table of values that have types of their own; ``path`` is what messages call it. ``rows``: None where only
-    reading it all tells; ``rows_about``: an estimate."""
+    """A table of typed values; messages call it ``path``. ``rows``: None until it is read; ``rows_about``: an
+    estimate."""
 
     path: Path
     columns: tuple[str, ...]
@@ -59,14 +58,15 @@ class ValueTable(ABC):
 
     @abstractmethod
     def _parts(self, names: Sequence[str], size: int) -> Iterator[Mapping[str, Values]]:
-        """The values of some columns, at most ``size`` rows at a time."""
+        """Yield the values of some columns, at most ``size`` rows at a time."""
 
     def _first(self, column: str) -> list[Any]:
-        """The first values of a column; not asked for where types tell what columns are."""
+        """Return the first values of a column; used only where types do not tell a column's kind."""
         raise NotImplementedError
 
     def blocks(self, wanted: Mapping[str, Cells], size: int) -> Iterator[Block]:
-        """The ``wanted`` columns, at most ``size`` rows at a time. SourceError, with the row, for a wrong value."""
+        """Yield the ``wanted`` columns, at most ``size`` rows at a time; raise SourceError, with the row, for a wrong
+        value."""
         row = 0
         for part in self._parts([*wanted], size):
             yield {
@@ -76,28 +76,28 @@ class ValueTable(ABC):
             row += len(next(iter(part.values())))
 
     def count(self) -> int:
-        """How many rows there are."""
+        """Return the number of rows."""
         return self.rows_about
 
     def kinds(self) -> dict[str, ColumnKind]:
-        """What each of the columns is, or looks like."""
+        """Return the kind of each column, by its type or its first values."""
         return {name: kind_of_values(self._first(name)) for name in self.columns}
 
     def text_ids(self, column: str) -> bool:
-        """Whether the column holds ids that are no whole numbers, as far as its first rows tell."""
+        """Return whether the column holds ids that are no integers, judging by its first rows."""
         return not all(map(_is_whole, self._first(column)))
 
 
 @dataclass(frozen=True)
 class Column:
-    """``values(start, stop)`` of a column that is held; ``kind``: what it is, where its own type says so."""
+    """A column in memory, read by ``values(start, stop)``; ``kind``: its kind, if its type tells."""
 
     values: Callable[[int, int], Values]
     kind: ColumnKind | None = None
 
 
 class HeldTable(ValueTable):
-    """Columns that are in memory, the caller's."""
+    """A table of columns that the caller holds in memory."""
 
     def __init__(self, path: Path, columns: Mapping[str, Column], rows: int) -> None:
         self.path, self.columns, self._held = path, tuple(columns), columns
@@ -118,7 +118,8 @@ class HeldTable(ValueTable):
 
 
 class JsonTable(LineTable, ValueTable):  # type: ignore[override]  # of an estimate that is read
-    """A JSON object a line; its columns are the keys in the first 1,000. Keys may be missing: an empty cell."""
+    """A table with a JSON object per line; its columns are the keys of the first 1,000. A missing key is an empty
+    cell."""
 
     def __init__(self, path: Path, block_bytes: int) -> None:
         super().__init__(path, partial(line_blocks, path, block_bytes))
@@ -173,7 +174,7 @@ class JsonTable(LineTable, ValueTable):  # type: ignore[override]  # of an estim
 
 
 class ParquetTable(ValueTable):
-    """A table of typed columns, read page by page."""
+    """A Parquet table, read page by page."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -196,7 +197,7 @@ class ParquetTable(ValueTable):
             raise SourceError(f"{self.path} holds {done} rows, {self.rows} by its own count")
 
     def _values(self, column: Any) -> Values:
-        """Numbers as numpy has them, lists of as many each as a matrix, all else one by one."""
+        """Yield numbers as numpy arrays, lists of equal length as matrices, and everything else as lists."""
         types = optional("pyarrow.types", self.path)
         column = column.dictionary_decode() if types.is_dictionary(column.type) else column
         kind = column.type
@@ -211,7 +212,7 @@ class ParquetTable(ValueTable):
         return found
 
     def text_ids(self, column: str) -> bool:
-        """Whether the column holds ids that are no whole numbers, by its type."""
+        """Return whether the column holds ids that are no integers, by its type."""
         types, kind = optional("pyarrow.types", self.path), self._schema.field(column).type
         value = kind.value_type if types.is_dictionary(kind) else kind
         return _is_text(types, value) or types.is_uint64(value)
@@ -240,7 +241,8 @@ class ParquetTable(ValueTable):
         return found
 
     def _categories(self) -> set[str]:
-        """The columns that were categories when they were written; Parquet itself knows those of numbers as numbers."""
+        """Return the columns that were categories when they were written; Parquet stores categories of numbers as
+        numbers."""
         arrow, types = optional("pyarrow", self.path), optional("pyarrow.types", self.path)
         if (written := self._metadata.get(b"ARROW:schema")) is None:
             return set()
@@ -249,7 +251,7 @@ class ParquetTable(ValueTable):
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[Any]:
-        """The file, open for a while; what a damaged one raises meanwhile is one SourceError."""
+        """Open the file for a while; an exception for a damaged one becomes one SourceError."""
         parquet, arrow = optional("pyarrow.parquet", self.path), optional("pyarrow", self.path)
         size_of(self.path)
         try:
@@ -269,7 +271,7 @@ def _is_text(types: Any, kind: Any) -> bool:
 
 
 def kind_of_values(values: list[Any]) -> ColumnKind:
-    """What a column with these first ``values`` is."""
+    """Return the kind of a column with these first ``values``."""
     there = [value for value in values if not _is_nothing(value)]
     if there and all(isinstance(value, _TIMES) for value in there):
         return ColumnKind.TIMES
@@ -281,7 +283,8 @@ def kind_of_values(values: list[Any]) -> ColumnKind:
 
 
 def as_cells(values: Values, cells: Cells, where: str, row: int) -> AnyArray:
-    """``values`` as ``cells``. SourceError, saying ``where``, for one of the rows from ``row`` on that is none."""
+    """Return ``values`` as ``cells``; raise SourceError, with ``where``, for an invalid one of the rows from ``row``
+    on."""
     if isinstance(values, np.ndarray) and values.dtype.kind in "biuf" and (values.ndim == 1 or cells is Cells.REAL):
         if cells is Cells.REAL:
             return _reals(values, where, row)
@@ -304,7 +307,7 @@ def as_cells(values: Values, cells: Cells, where: str, row: int) -> AnyArray:
 
 
 def _reals(values: AnyArray, where: str, row: int) -> AnyArray:
-    """Numbers as floating-point ones. SourceError for a whole one that would be another."""
+    """Return numbers as floating point; raise SourceError for an integer that would be rounded."""
     if values.dtype.kind == "f":
         return values
     found = values.astype(np.float64)
@@ -319,7 +322,7 @@ def _list(values: Values) -> list[Any]:
 
 
 def _is_nothing(value: Any) -> bool:
-    """``None``, not-a-number, and what pandas has in their place."""
+    """Return whether the value is missing: ``None``, NaN, or pandas' equivalents."""
     nan = isinstance(value, float) and value != value
     return nan or type(value).__name__ in ("NoneType", "NAType", "NaTType") or (isinstance(value, str) and not value)
 
@@ -389,12 +392,12 @@ Table = TextTable | ValueTable
 
 
 def is_table(path: Path) -> bool:
-    """Whether the file's name is a table's."""
+    """Return whether the file's name is a table's."""
     return plain_suffix(path) in (*CSV_SUFFIXES, *JSON_SUFFIXES) or path.suffix in PARQUET_SUFFIXES
 
 
 def open_table(path: Path, budget_bytes: int) -> Table:
-    """The table in the file ``path``; SourceError where it is none, or cannot be read."""
+    """Return the table in the file ``path``; raise SourceError where it is none, or cannot be read."""
     if plain_suffix(path) in CSV_SUFFIXES:
         return TextTable.of_file(path, text_block_bytes(budget_bytes))
     if plain_suffix(path) in JSON_SUFFIXES:
@@ -405,11 +408,11 @@ def open_table(path: Path, budget_bytes: int) -> Table:
 
 
 def side_by_side(block: Block, names: tuple[str, ...]) -> AnyArray:
-    """The columns ``names`` as one array [n, c]; a column of lists is several."""
+    """Return the columns ``names`` as one array [n, c]; a column of lists takes several columns."""
     return np.column_stack([block[name] for name in names])
 
 
 def width(table: Table, names: tuple[str, ...]) -> int:
-    """How many numbers the columns ``names`` are, as the first row tells; 0 without one."""
+    """Return how many numbers the columns ``names`` have, judging by the first row; 0 without rows."""
     first = next(table.blocks(dict.fromkeys(names, Cells.REAL), 1), None) if names else None
     return side_by_side(first, names).shape[1] if first is not None else 0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of text: CSV, plain, ``.gz`` or ``.zst``; with tabs in ``.tsv``; lists of numbers between blanks.
+"""Tables of text: CSV, plain, ``.gz`` or ``.zst``; tab-separated in ``.tsv``; numbers separated by blanks.
 
-numpy's parser reads the numbers; cutting the text into blocks is ours. pyarrow's streaming CSV reader takes about a
-third of the time on two columns of ids, but is an optional package, takes 40 MB for itself, and takes what is no plain
-number (``+1``, blanks).
+numpy's parser reads the numbers; dividing the text into blocks is ours. pyarrow's streaming CSV reader takes about a
+third of the time on two columns of ids. However, it is an optional package, takes 40 MB for itself, and accepts
+irregular numbers (``+1``, blanks).
 """
 
 import csv
@@ -35,19 +35,19 @@ from ooc.storage.array import AnyArray
 
 CSV_SUFFIXES = (".csv", ".tsv")
 _NO_TEXT = bytes([*range(9), 11, 12, *range(14, 32), 127])
-"""Control characters, some of which count as spaces: one in place of a digit would make another number."""
+"""Control characters, some of which count as spaces: one in place of a digit would change a number."""
 _NAMES = re.compile(r"\s*\d*\s*")
-"""Of columns that are numbered; an empty one is an index of pandas'."""
+"""Names of numbered columns; an empty one is pandas' index."""
 _COMMENT = re.compile(rf"^[{''.join(mark.decode() for mark in COMMENTS)}].*", re.MULTILINE)
 _TYPES = {Cells.WHOLE: np.int64, Cells.REAL: np.float64, Cells.TEXT: np.object_, Cells.MEMBER: np.bool_}
 
 
 class TextTable(LineTable):
-    """The table in blocks of ``lines``; ``path`` is what messages call it.
+    """The table in blocks of ``lines``; messages call it ``path``.
 
-    ``delimiter``: between cells; None: blanks, and then lines that begin with # or % say nothing. ``skip``: so many
-    lines at the start are something else. ``columns``: how many there are, called ``0``, ``1``, …; None: as many as in
-    the first line, which names them unless all of it is numbers.
+    ``delimiter``: between cells; None: blanks, and lines that begin with # or % are comments. ``skip``: lines at the
+    start that belong to something else. ``columns``: their number, with the names ``0``, ``1``, …; None: as many as in
+    the first line, which holds their names unless all its cells are numbers.
     """
 
     def __init__(
@@ -78,19 +78,20 @@ class TextTable(LineTable):
 
     @classmethod
     def of_file(cls, path: Path, block_bytes: int) -> "TextTable":
-        """The CSV in the file ``path``, whose first line tells what is between cells."""
+        """Return the CSV in the file ``path``, whose first line tells the delimiter."""
         lines = partial(line_blocks, path, block_bytes)
         usual = "\t" if plain_suffix(path) == ".tsv" else ","
         first = next(lines(), b"").split(b"\n", 1)[0]
         return cls(path, lines, delimiter=next((one for one in (usual, "\t", ";") if one.encode() in first), usual))
 
     def count(self) -> int:
-        """How many rows there are."""
+        """Return the number of rows."""
         column = self.columns[0]
         return sum(len(block[column]) for block in self.blocks({column: Cells.TEXT}, 1 << 18))
 
     def blocks(self, wanted: Mapping[str, Cells], size: int) -> Iterator[Block]:
-        """The ``wanted`` columns, at most ``size`` rows at a time. SourceError, with the place, for a wrong cell."""
+        """Yield the ``wanted`` columns, at most ``size`` rows at a time; raise SourceError, with the place, for a wrong
+        cell."""
         line = 1
         for raw in self.lines():
             text = self._rows(raw, line)
@@ -103,12 +104,12 @@ class TextTable(LineTable):
                 yield {name: column[start : start + size] for name, column in block.items()}
 
     def rows_of(self, cells: Cells, size: int) -> Iterator[AnyArray]:
-        """All columns side by side [n, columns], which are numbers."""
+        """Yield all columns side by side [n, columns], as numbers."""
         for block in self.blocks(dict.fromkeys(self.columns, cells), size):
             yield np.column_stack([*block.values()])
 
     def _rows(self, raw: bytes, line: int) -> str:
-        """The text of the rows, beginning with that ``line``; other lines are empty."""
+        """Yield the text of the rows from that ``line`` on; other lines become empty."""
         text = self._text(raw)
         if self._delimiter is None and any(mark in raw for mark in COMMENTS):
             text = _COMMENT.sub("", text)
@@ -117,7 +118,7 @@ class TextTable(LineTable):
         return text
 
     def _quickly(self, text: str, wanted: Mapping[str, Cells]) -> Block | None:
-        """With numpy's parser; None where the text is not plain enough for it, or wrong."""
+        """Return the block parsed by numpy; None where the text is too irregular for it, or wrong."""
         if '"' in text or not text.strip() or (Cells.WHOLE in wanted.values() and _is_odd(text)):
             return None
         columns, numbers = len(self.columns), (Cells.WHOLE, Cells.REAL)
@@ -149,7 +150,8 @@ class TextTable(LineTable):
         return {name: found[name] for name in wanted}
 
     def _slowly(self, text: str, wanted: Mapping[str, Cells], line: int) -> Block:
-        """Cell by cell: empty ones, quoted ones, and the message for a wrong one."""
+        """Return the block parsed cell by cell, which handles empty and quoted cells; raise SourceError for a wrong
+        one."""
         found: dict[str, list[int | float | str]] = {name: [] for name in wanted}
         for number, row in enumerate(self._cells(text.split("\n"), line), start=line):
             if not row:
@@ -169,22 +171,23 @@ class TextTable(LineTable):
 
     @cached_property
     def _head(self) -> dict[str, list[str]]:
-        """The first cells of each column."""
+        """Return the first cells of each column."""
         rows = self._cells(self._rows(next(self.lines(), b""), 1).split("\n")[: LOOKED_AT_ROWS + self._skip])
         columns = zip(*(row for row in rows if len(row) == len(self.columns)), strict=True)
         found = dict(zip(self.columns, map(list, columns), strict=False))
         return {name: found.get(name, []) for name in self.columns}
 
     def kinds(self) -> dict[str, ColumnKind]:
-        """What each of the columns looks like."""
+        """Return the kind of each column, by its first rows."""
         return {name: kind_of(cells) for name, cells in self._head.items()}
 
     def text_ids(self, column: str) -> bool:
-        """Whether the column holds ids that are no whole numbers, as far as its first rows tell."""
+        """Return whether the column holds ids that are no integers, judging by its first rows."""
         return not all(WHOLE_NUMBER.fullmatch(cell.strip()) for cell in self._head[column])
 
     def _cells(self, lines: list[str], first: int = 1) -> list[list[str]]:
-        """Of ``lines`` from that number on. SourceError where a cell has several, which blocks would cut."""
+        """Yield the cells of ``lines`` from that number on; raise SourceError for a cell of several lines, which blocks
+        would cut."""
         if self._delimiter is None:
             return [line.split() for line in lines]
         rows = list[list[str]]()
@@ -211,7 +214,7 @@ class TextTable(LineTable):
 
 
 def _is_odd(text: str) -> bool:
-    """Whether a whole number may be written otherwise than plainly, ``+7`` or ``07``."""
+    """Return whether an integer may be written in an irregular form, ``+7`` or ``07``."""
     codes = np.frombuffer(f"\n{text}".encode(), dtype=np.uint8)
     digits = codes - ord("0") < 10  # In eight bits, all others wrap to more.
     leading = ~digits[:-2] & (codes[:-2] != ord(".")) & (codes[1:-1] == ord("0")) & digits[2:]

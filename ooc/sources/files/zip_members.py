@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is in a zip archive, without unpacking it; the archive may itself be a member of another one.
+"""Members of a zip archive, read without unpacking it; the archive may itself be a member of another one.
 
-Members are read by ``zipfile``. An archive that is deflated in another one is inflated up to what is wanted of it.
-Names are looked up, never used as paths: nothing can escape.
+Members are read by ``zipfile``. An archive deflated in another one is inflated as far as needed. Names are only looked
+up and never used as paths, so nothing can escape.
 """
 
 import io
@@ -18,7 +18,7 @@ from ooc.errors import SourceError
 from ooc.sources.files.streams import READ_BYTES, Blob, Seekable, read_exactly, told
 
 _HEADER_BYTES, _LENGTHS_AT = 30, 26
-"""Of what precedes a member: name and extra field, whose lengths are the last it says, follow."""
+"""The fixed part of a member's header, which ends with the lengths of the name and the extra field that follow it."""
 _END_OF_DIRECTORY = b"PK\x05\x06"
 _TAIL_BYTES = 22 + 0xFFFF  # That record and the longest comment after it.
 _RAW, _ENCRYPTED = -15, 1
@@ -26,7 +26,7 @@ _PLACES = 32
 
 
 class Archive:
-    """The members of the archive ``blob`` by name. SourceError where it is damaged, or none."""
+    """The members of the archive ``blob`` by name. SourceError where it is damaged, or no archive."""
 
     def __init__(self, blob: Blob) -> None:
         self._blob, self._look = blob, blob.inside or blob.opening
@@ -41,11 +41,11 @@ class Archive:
                 raise BadZipFile("it has two members of one name")
 
     def names(self) -> list[str]:
-        """All names."""
+        """Return all names."""
         return self._zip.namelist()
 
     def member(self, name: str) -> Blob | None:
-        """The member ``name``; None where there is none."""
+        """Return the member ``name``; None where there is none."""
         info = self._zip.NameToInfo.get(name)
         if info is None:
             return None
@@ -66,10 +66,10 @@ class Archive:
 
 
 class _Inside(Seekable):
-    """A member of the archive ``file`` as a file that can be read anywhere.
+    """A member of the archive ``file`` as a file that can be read at any position.
 
-    Deflate cannot seek. On the way, and where reading was begun and left, places are kept with the inflater's state (32
-    KiB of history): going there again, or on from there, does not begin at the beginning.
+    Deflate cannot seek. Therefore the inflater's states (32 KiB of history) are kept at some positions, and where
+    reading began and stopped. Going back to such a position, or on from there, does not start at the beginning.
     """
 
     def __init__(self, file: IO[bytes], info: ZipInfo) -> None:
@@ -107,7 +107,7 @@ class _Inside(Seekable):
         self._begun_or_left.append(self._inflater.copy())
 
     def _inflated(self, size: int) -> bytes:
-        """At least one byte, at most ``size``; EOFError at the end."""
+        """Return at least one byte, at most ``size``; raise EOFError at the end."""
         inflater = self._inflater
         while not inflater.engine.eof:
             data = inflater.engine.unconsumed_tail
@@ -127,7 +127,7 @@ class _Inside(Seekable):
 
 @dataclass
 class _Inflater:
-    """An inflater that has come to byte ``at`` of what it inflates, and to ``packed_at`` of the file."""
+    """An inflater at byte ``at`` of its output and at ``packed_at`` of the file."""
 
     at: int
     packed_at: int
@@ -138,7 +138,7 @@ class _Inflater:
 
 
 def _counted(file: IO[bytes], blob: Blob) -> int | None:
-    """How many members the archive says it has, which zipfile does not compare; None past 65,534."""
+    """Return how many members the archive declares, which zipfile does not verify; None past 65,534."""
     tail_bytes = min(blob.size, _TAIL_BYTES)
     file.seek(blob.size - tail_bytes)
     tail = read_exactly(file, tail_bytes, blob.name)
