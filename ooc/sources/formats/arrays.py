@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sources that are named arrays: the generic form of npz files, npy folders, dictionaries and PyG objects.
 
-Names (see ``docs/formats.md``): ``edge_index`` [2, E] or [E, 2] (``edges``: [E, 2] or [2, E]); ``x`` [N, F]
-or CSR ``x_data``, ``x_indices``, ``x_indptr``, ``x_shape``; ``y`` [N] or [N, L]; ``train_mask``, ``val_mask``
-(``valid_mask``), ``test_mask`` [N] or [N, splits], or ``train_idx``, ``valid_idx`` (``val_idx``),
-``test_idx``; ``edge_weight`` [E], ``edge_attr`` [E, F], ``edge_type`` [E]; ``num_nodes`` and ``num_classes`` if they
-cannot be inferred.
+Names (see ``docs/formats.md``): ``edge_index`` [2, E] or [E, 2] (``edges``: [E, 2] or [2, E]); ``x`` [N, F] or CSR
+``x_data``, ``x_indices``, ``x_indptr``, ``x_shape``; ``y`` [N] or [N, L]; ``train_mask``, ``val_mask``
+(``valid_mask``), ``test_mask`` [N] or [N, splits], or ``train_idx``, ``valid_idx`` (``val_idx``), ``test_idx``;
+``edge_weight`` [E], ``edge_attr`` [E, F], ``edge_type`` [E]; ``num_nodes`` and ``num_classes`` if they cannot be
+inferred.
 """
 
 import warnings
@@ -47,26 +47,26 @@ _OF_SPLITS = (
 _OF_NODES = ("x", "y", *_OF_SPLITS)
 _OF_PYG = ("edge_index", "edge_type", *EDGE_DATA_NAMES, *_OF_NODES)
 _OF_MODELS = ("x", "edge_index", "edge_type", *EDGE_DATA_NAMES)
-"""What of PyG's data models are given."""
+"""Attributes of PyG's data that models may be given."""
 INPUTS = "inputs"
-"""What of PyG's data lies beside ``x``, by name: given to a conversion, and as ``[name, columns (0: [N]), whether these
-are whole numbers]`` of each in a store's source."""
+"""The key, in a store's source, of the model inputs beside ``x``: a list of ``[name, columns (0: [N]), whether
+integer]``."""
 ARRAY_NAMES = (*_OF_PYG, "edges", "x_data", "x_indices", "x_indptr", "x_shape", "num_nodes", "num_classes")
 _SPLIT_NAMES = {"train": ("train",), "valid": ("valid", "val"), "test": ("test",)}
 _SCANNED_ROWS = 1 << 16
 _NODE = "node"
-"""What the nodes of a graph with ``edge_type`` are called."""
+"""The node type of a graph with ``edge_type``."""
 _MOST_RELATIONS = 1 << 12
-"""Each has folders of its own in the store."""
+"""The most edge types, each of which has folders in the store."""
 Piece = TypeVar("Piece")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayOptions:
-    """How arrays become a source: what the caller asks, names for messages, what is usual for the format.
+    """How arrays become a source: the request, a name for messages, and the format's defaults.
 
-    ``usual_split``: that of a request for none; None: as given, column 0 of two-dimensional masks. ``release`` is
-    called after each block: mapped files let go of their pages. ``may_lack_features``: such graphs have been made so.
+    ``usual_split``: the default split; None: as given, column 0 of two-dimensional masks. ``release`` is called after
+    each block, to free the pages of mapped files. ``may_lack_features``: ``x`` is optional.
     """
 
     request: Request
@@ -78,12 +78,12 @@ class ArrayOptions:
 
     @property
     def split(self) -> int | str | None:
-        """Of the request, or else what is usual."""
+        """The requested split, or else the default."""
         return self.usual_split if self.request.split is None else self.request.split
 
 
 def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Source:
-    """A source of ``arrays``; SourceError where they are missing or do not fit one another."""
+    """Return the source of ``arrays``; raise SourceError where they are missing or inconsistent."""
     if options.request.drop_edge_data:
         arrays = {name: array for name, array in arrays.items() if name not in (*EDGE_DATA_NAMES, "edge_type")}
     unsaid = options.split is None and not any(name in arrays for name in _OF_SPLITS)
@@ -142,7 +142,7 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
 
 
 def _by_relation(source: Source, kinds: AnyArray, columns: tuple[AnyArray, AnyArray], options: ArrayOptions) -> Source:
-    """``source`` as a graph of one type of nodes and a type of edges for each number in ``kinds`` [E]."""
+    """Return ``source`` as a graph of one node type, with an edge type for each number in ``kinds`` [E]."""
     if not source.num_edges:
         raise SourceError(f"{options.name}: there are no edges to be of types; leave out edge_type")
     if len(kinds) != source.num_edges or kinds.dtype.kind not in "iu":
@@ -174,7 +174,7 @@ def _scalar(arrays: Mapping[str, AnyArray], name: str, source: str) -> int:
 
 
 def _edge_columns(arrays: Mapping[str, AnyArray], source: str) -> tuple[tuple[AnyArray, AnyArray], int]:
-    """``((sources, targets), E)``: views, not read yet."""
+    """Return ``((sources, targets), E)`` as views that are not read yet."""
     name = next((name for name in ("edge_index", "edges") if name in arrays), None)
     if name is None:
         raise SourceError(f"{source} has no edge_index")
@@ -191,7 +191,7 @@ def _edge_columns(arrays: Mapping[str, AnyArray], source: str) -> tuple[tuple[An
 
 
 def _edge_data(arrays: Mapping[str, AnyArray], edges: int, source: str) -> EdgeData:
-    """Views of what the edges carry. An ``edge_attr`` [E] is a weight where there is no other."""
+    """Return views of the edges' data. An ``edge_attr`` [E] is the weight where there is no other."""
     weight, features = (arrays.get(name) for name in EDGE_DATA_NAMES)
     if weight is None and features is not None and features.ndim == 1:
         weight, features = features, None
@@ -205,7 +205,7 @@ def _edge_data(arrays: Mapping[str, AnyArray], edges: int, source: str) -> EdgeD
 
 
 def _pieces(of: Callable[[int, int], Piece], total: int, release: Callable[[], None], size: int) -> Iterator[Piece]:
-    """What there is ``of`` each ``size`` of the ``total`` rows or edges."""
+    """Yield the results of ``of`` for each ``size`` of the ``total`` rows or edges."""
     for start, stop in ranges(total, size):
         yield of(start, stop)
         release()
@@ -223,7 +223,7 @@ def _edges_of(columns: tuple[AnyArray, AnyArray], carried: EdgeData) -> Callable
 def _features(
     arrays: Mapping[str, AnyArray], source: str
 ) -> tuple[Callable[[int, int], AnyArray | Entries], tuple[int, int], int | None]:
-    """``(the rows start:stop, (N, F), how many entries there are, where they come without zeros)``."""
+    """Return ``(reader of the rows start:stop, (N, F), number of entries of sparse features)``."""
     if "x" in arrays:
         x = arrays["x"]
         if x.ndim != 2:
@@ -248,7 +248,7 @@ def _features(
 def _labels(
     arrays: Mapping[str, AnyArray], nodes: int, options: ArrayOptions
 ) -> tuple[Callable[[int], Iterator[LabelBlock]], LabelForm, str | None]:
-    """``(blocks, what they are, how the split was chosen, if it was)``."""
+    """Return ``(blocks, form of the labels, how the split was made, if it was)``."""
     if "y" not in arrays:
         raise SourceError(f"{options.name} has no labels: y is missing")
     y = arrays["y"]
@@ -298,7 +298,7 @@ def _splits(arrays: Mapping[str, AnyArray], nodes: int, options: ArrayOptions) -
 
 
 def _agreeing(found: Mapping[str, Callable[[int, int], Mask]], options: ArrayOptions) -> Callable[[int, int], Mask]:
-    """The members of a split that several arrays tell, ``found`` by name; SourceError where two differ."""
+    """Return the mask of a split that several arrays define, ``found`` by name; raise SourceError where two differ."""
 
     def members(start: int, stop: int) -> Mask:
         told = {name: of(start, stop) for name, of in found.items()}
@@ -342,7 +342,7 @@ def _membership(array: AnyArray, name: str, nodes: int, options: ArrayOptions) -
 
 
 class SparseRows:
-    """CSR ``data`` [nnz], ``indices`` [nnz], ``indptr`` [rows + 1], ``shape`` (rows, columns), checked."""
+    """A CSR matrix, checked: ``data`` [nnz], ``indices`` [nnz], ``indptr`` [rows + 1], ``shape`` (rows, columns)."""
 
     def __init__(self, data: AnyArray, indices: AnyArray, indptr: AnyArray, shape: AnyArray, *, name: str) -> None:
         if shape.shape != (2,) or any(array.ndim != 1 for array in (data, indices, indptr)):
@@ -359,7 +359,7 @@ class SparseRows:
         self._name = name
 
     def rows(self, start: int, stop: int) -> Entries:
-        """The rows ``start:stop``; repeated entries are summed."""
+        """Return the rows ``start:stop``; repeated entries are summed."""
         ends = self._indptr[start : stop + 1]
         columns = self._indices[ends[0] : ends[-1]].astype(np.int64)
         if len(columns) and not (columns.min() >= 0 and columns.max() < self.shape[1]):
@@ -372,14 +372,14 @@ class SparseRows:
 
 
 def is_pyg_data(source: object) -> bool:
-    """Whether ``source`` looks like a ``torch_geometric.data.Data`` or ``Dataset``, without importing them."""
+    """Return whether ``source`` looks like a ``torch_geometric.data.Data`` or ``Dataset``, without importing them."""
     return any(base.__module__.startswith("torch_geometric.data") for base in type(source).__mro__)
 
 
 def pyg_source(data: Any, request: Request) -> Source:
-    """The graph of ``data``, or of the one graph in the dataset ``data``; SourceError for anything else.
+    """Return the graph of ``data``, or of the only graph in the dataset ``data``; raise SourceError for anything else.
 
-    Tensors are read in place: the caller's memory, not the budget's.
+    Tensors are read in place: they are the caller's memory, outside the budget.
     """
     if any(base.__name__ == "Dataset" for base in type(data).__mro__):
         if len(data) != 1:
@@ -427,8 +427,11 @@ def pyg_source(data: Any, request: Request) -> Source:
 
 
 def _said_of_adjacency(data: Any, arrays: Mapping[str, AnyArray]) -> list[str]:
-    """What layers see in edges that came as ``adj_t``: their weights, and self-loops in one of torch's, to which PyG's
-    GCNConv adds others; in one of torch-sparse's these take their place, as in ``edge_index``."""
+    """Return what layers would see in edges given as ``adj_t``: "weights", and "loops" for self-loops.
+
+    In a torch matrix, PyG's GCNConv adds self-loops to existing ones. In torch-sparse's matrix, as in ``edge_index``,
+    they replace existing ones.
+    """
     adj_t = None if getattr(data, "edge_index", None) is not None else getattr(data, "adj_t", None)
     if adj_t is None:
         return []
@@ -438,8 +441,8 @@ def _said_of_adjacency(data: Any, arrays: Mapping[str, AnyArray]) -> list[str]:
 
 
 def _labels_by_split(data: Any) -> dict[str, AnyArray]:
-    """The labels that lie beside the nodes of each split, ``train_y`` beside ``train_idx``, as PyG's ``Entities`` has
-    them; -1 for all other nodes."""
+    """Return labels given for each split, ``train_y`` beside ``train_idx``, as in PyG's ``Entities``; other nodes get
+    -1."""
     splits = [split for split in ("train", "val", "test") if f"{split}_idx" in data and f"{split}_y" in data]
     y = np.full(int(data.num_nodes), -1, dtype=np.int64)
     for split in splits:
@@ -449,12 +452,13 @@ def _labels_by_split(data: Any) -> dict[str, AnyArray]:
 
 
 def inputs_of(arrays: Mapping[str, AnyArray]) -> list[list[Any]]:
-    """What a store's source says of ``arrays`` [N] or [N, columns] that lie beside each other in ``x``."""
+    """Return the description, for a store's source, of ``arrays`` [N] or [N, columns] that are concatenated in
+    ``x``."""
     return [[name, array.shape[1] if array.ndim > 1 else 0, array.dtype.kind in "iu"] for name, array in arrays.items()]
 
 
 class SideBySide:
-    """Arrays [N] and [N, columns] as one, whose rows are put together as they are read."""
+    """Arrays [N] and [N, columns] presented as one, whose rows are concatenated as they are read."""
 
     ndim = 2
 
@@ -468,8 +472,11 @@ class SideBySide:
 
 
 def _of_types(data: Any, request: Request) -> Source:
-    """The graph of a HeteroData of several types: one of them has labels and splits (the first one counts as such,
-    where none has, and links alone can be trained), each has features or none."""
+    """Return the graph of a HeteroData.
+
+    One type has labels and splits; without any, the first type counts as such, and only links can be trained. Features
+    are optional.
+    """
     name = "the PyG HeteroData"
     if not data.edge_types:
         raise SourceError(f"{name} has no edges")
@@ -489,8 +496,10 @@ def _of_types(data: Any, request: Request) -> Source:
 
 
 def _without(source: Source, data: Mapping[str, Any], inputs: Mapping[str, AnyArray]) -> Source:
-    """``source``, which says which names the ``data`` of each type of nodes has besides, in its order of these, and
-    which ``inputs`` lie beside each other."""
+    """Return ``source`` with a description of unused attributes and of model inputs.
+
+    It names the attributes that the ``data`` of each node type has besides, and the ``inputs`` concatenated in ``x``.
+    """
     known = (*_OF_MODELS, "num_nodes", "batch", "ptr", *inputs)
     others = [[kind, sorted({*one.keys()}.difference(known))] for kind, one in data.items()]
     said = {"left_out": others} | ({INPUTS: inputs_of(inputs)} if inputs else {})
@@ -498,7 +507,7 @@ def _without(source: Source, data: Mapping[str, Any], inputs: Mapping[str, AnyAr
 
 
 def _nodes_of_type(data: Any, kind: str, request: Request, *, labelled: bool) -> Source:
-    """The nodes of one type; without edges, and with labels if they have them."""
+    """Return the nodes of one type without edges, and with labels if they are ``labelled``."""
     name = f"the PyG HeteroData's {kind!r}"
     given = {part: tensor for part in _OF_NODES if (tensor := getattr(data, part, None)) is not None}
     if "x" not in given and data.num_nodes is None:
@@ -516,7 +525,7 @@ def _nodes_of_type(data: Any, kind: str, request: Request, *, labelled: bool) ->
 
 
 def _relation(data: Any, kind: EdgeType, request: Request) -> RelationSource:
-    """The edges of one type."""
+    """Return the edges of one type."""
     name = f"the PyG HeteroData's edges {kind}"
     arrays = _of_part(data, ("edge_index", *EDGE_DATA_NAMES))
     if "edge_index" not in arrays:
@@ -531,7 +540,7 @@ def _relation(data: Any, kind: EdgeType, request: Request) -> RelationSource:
 
 
 def _of_part(part: Any, names: Sequence[str]) -> dict[str, AnyArray]:
-    """Its tensors of these names, by those of the generic form; edges may be given as ``adj_t``."""
+    """Return the tensors of these names as arrays of the generic form; edges may be given as ``adj_t``."""
     given = {name: tensor for name in names if (tensor := getattr(part, name, None)) is not None}
     if "edge_index" in names and "edge_index" not in given and (adj_t := getattr(part, "adj_t", None)) is not None:
         ends = getattr(part, "_key", None)
@@ -543,8 +552,11 @@ def _of_part(part: Any, names: Sequence[str]) -> dict[str, AnyArray]:
 
 
 def _of_adjacency(adj_t: Any, *, may_have_loops: bool) -> dict[str, Any]:
-    """Edges, and their weights unless all are 1, of what PyG's ``ToSparseTensor`` makes of them: a sparse matrix of
-    torch's or of torch-sparse's, whose rows are targets. SourceError for self-loops that there may not be."""
+    """Return the edges of a sparse matrix as PyG's ``ToSparseTensor`` makes it, and their weights unless all are 1.
+
+    The matrix is torch's or torch-sparse's, and its rows are targets. SourceError for self-loops in torch's matrix,
+    which are possible where both ends have one type (``may_have_loops``).
+    """
     import torch
 
     if hasattr(adj_t, "coo"):
@@ -565,7 +577,7 @@ def _of_adjacency(adj_t: Any, *, may_have_loops: bool) -> dict[str, Any]:
 
 
 def _of_tensor(tensor: Any, name: str) -> dict[str, AnyArray]:
-    """By the names of the generic form; ``x`` may be sparse, one of torch's or of torch-sparse's."""
+    """Return a tensor as arrays of the generic form; ``x`` may be sparse, torch's or torch-sparse's."""
     import torch  # Conversion does without, unless it is given tensors.
 
     if name == "x" and hasattr(tensor, "to_torch_sparse_csr_tensor"):

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GraphBolt's on-disk datasets of one kind of node and edge, before GraphBolt preprocesses them.
+"""GraphBolt's on-disk datasets with one node type and one edge type, before GraphBolt preprocesses them.
 
-``metadata.yaml`` (https://www.dgl.ai/dgl_docs/stochastic_training/ondisk-dataset-specification.html) says where
-edges (CSV without a header, or npy [2, E]), features and the splits' nodes and labels are. What preprocessing
-makes is a pickled object of DGL's, which is never loaded. The nodes' features are those called ``feat``, or the
-only ones; the edges' likewise, in the order of the edges, where ``weight`` or ``edge_weight`` is one number for each.
-The task is the first that classifies nodes.
+``metadata.yaml`` (https://www.dgl.ai/dgl_docs/stochastic_training/ondisk-dataset-specification.html) says where edges
+(CSV without a header, or npy [2, E]), features and the splits' nodes and labels are. The result of preprocessing is a
+pickled object of DGL's, which is never loaded. The nodes' features are those called ``feat``, or the only ones. So are
+the edges', in the order of the edges, where ``weight`` or ``edge_weight`` is one number for each. The task is the first
+one of node classification.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ _WEIGHTS = ("weight", "edge_weight")
 _LABELLED_BYTES = 24  # Of memory for each node of a split: its id, twice while sorted, and its label.
 _LEAST_LINE_BYTES = 4
 _NO_HEADER = ("0", "1")
-"""What the columns of a table are called whose first line is numbers."""
+"""Names of the columns of a table whose first line is numbers."""
 
 
 def _open(path: Path, request: Request) -> Source:
@@ -74,7 +74,7 @@ def _open(path: Path, request: Request) -> Source:
 
 
 class _Metadata:
-    """``metadata.yaml`` of the folder ``path``, and the files it names, none of which may lie outside."""
+    """``metadata.yaml`` of the folder ``path``, and the files that it names, all of which must be inside."""
 
     def __init__(self, path: Path) -> None:
         self._folder = path
@@ -100,7 +100,7 @@ class _Metadata:
         self.name = str(found.get("dataset_name") or path.resolve().name)
 
     def nodes(self) -> int:
-        """N."""
+        """Return the number of nodes."""
         (kind,) = self._one(self._part(self._found, "graph", dict), "nodes")
         count = kind.get("num")
         if not isinstance(count, int) or not 0 < count <= 2**32:
@@ -108,19 +108,20 @@ class _Metadata:
         return count
 
     def edges(self) -> tuple[Path, str]:
-        """``(file, format)``."""
+        """Return ``(file, format)`` of the edges."""
         (kind,) = self._one(self._part(self._found, "graph", dict), "edges")
         return self._file(kind), str(kind.get("format"))
 
     def features(self) -> Path:
-        """The npy file of the nodes' features."""
+        """Return the npy file of the nodes' features."""
         path = self._feat(self._entries("node"), "nodes")
         if path is None:
             raise SourceError(f"{self.path} has no features for nodes; one, or one called feat, is wanted")
         return path
 
     def edge_data(self, request: Request, edges: int | None) -> EdgeFiles:
-        """The npy files of the edges' data, of so many ``edges`` where that is known; none where it is dropped."""
+        """Return the npy files of the edges' data, checked against the number of ``edges`` if known; none if data is
+        dropped."""
         found = [] if request.drop_edge_data else self._entries("edge")
         weights = [entry for entry in found if entry.get("name") in _WEIGHTS]
         features = [entry for entry in found if entry.get("name") not in _WEIGHTS]
@@ -128,7 +129,7 @@ class _Metadata:
         return edge_files(self._feat(weights, what), self._feat(features, what), num_edges=edges)
 
     def _feat(self, entries: list[dict[str, Any]], what: str) -> Path | None:
-        """The npy file of the one of ``entries`` that counts: the only one, or the one called feat."""
+        """Return the npy file of the only one of ``entries``, or of the one called feat."""
         chosen = [entry for entry in entries if entry.get("name") == "feat"] or entries
         if len(chosen) > 1:
             names = ", ".join(str(entry.get("name")) for entry in entries)
@@ -136,12 +137,12 @@ class _Metadata:
         return self._numpy(chosen[0]) if chosen else None
 
     def _entries(self, domain: str) -> list[dict[str, Any]]:
-        """What ``feature_data`` lists for nodes or edges."""
+        """Return the entries of ``feature_data`` for nodes or edges."""
         entries = self._found.get("feature_data") or []
         return [entry for entry in entries if isinstance(entry, dict) and entry.get("domain") == domain]
 
     def task(self) -> tuple[int | None, dict[str, tuple[Path, Path]]]:
-        """``(number of classes if given, {split: (npy file of nodes, npy file of labels)})``."""
+        """Return ``(number of classes if given, {split: (npy file of nodes, npy file of labels)})``."""
         tasks = [task for task in self._found.get("tasks") or [] if isinstance(task, dict)]
         task = next((task for task in tasks if "node" in str(task.get("name"))), tasks[0] if tasks else None)
         if task is None:
@@ -192,7 +193,7 @@ class _Metadata:
 
 
 def _edges(metadata: _Metadata, request: Request) -> tuple[Callable[[int], Iterator[EdgeBlock]], int | None]:
-    """``(blocks, how many edges there are, where that is known)``."""
+    """Return ``(blocks, number of edges if known)``."""
     path, kind = metadata.edges()
     if kind == "numpy":
         array = NpyArray(path)
@@ -208,7 +209,7 @@ def _edges(metadata: _Metadata, request: Request) -> tuple[Callable[[int], Itera
 
 
 class _Labels:
-    """The splits' nodes and labels, put in the order of the nodes. Nodes in no split have no label."""
+    """The splits' nodes and labels, sorted by node. Nodes in no split have no label."""
 
     def __init__(self, lists: dict[str, tuple[Path, Path]], nodes: int, budget_bytes: int) -> None:
         self.paths = [path for pair in lists.values() for path in pair]
@@ -239,7 +240,7 @@ class _Labels:
         self.nbytes = self._ids.nbytes + self._y.nbytes + self._splits.nbytes
 
     def blocks(self, size: int) -> Iterator[LabelBlock]:
-        """As a source's."""
+        """Yield blocks of labels, as a source does."""
         for start, stop in ranges(self._nodes, size):
             y = np.full(stop - start, -1, dtype=np.int64)
             first, last = np.searchsorted(self._ids, (start, stop))

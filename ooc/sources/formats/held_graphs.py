@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs that a Python program holds: frames of pandas or polars, networkx's graphs, sparse matrices of scipy.
+"""Graphs held by a Python program: frames of pandas or polars, networkx's graphs, sparse matrices of scipy.
 
-They are told by the modules of their classes: none of these packages is imported here. What they hold is the caller's
-memory, not the budget's, and blocks of it are copied as from a file.
+They are recognised by the modules of their classes; none of these packages is imported here. Their memory is the
+caller's, outside the budget, and blocks are copied from it as from a file.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,14 +27,15 @@ _NODE, _FROM, _TO = "node", "from", "to"
 
 
 def is_held_graph(source: object) -> bool:
-    """Whether ``source`` looks like one of these, or like frames called ``nodes`` and ``edges``."""
+    """Return whether ``source`` looks like one of these, or like a dictionary of frames called ``nodes`` and
+    ``edges``."""
     if isinstance(source, Mapping) and not _is_sparse(source):  # one of scipy's is both
         return _EDGES in source and _is_frame(source[_EDGES])
     return _is_frame(source) or _package(source) == "networkx" or _is_sparse(source)
 
 
 def held_source(source: Any, request: Request) -> Source:
-    """The graph of ``source``; SourceError where it is none, or one that cannot be converted."""
+    """Return the graph of ``source``; raise SourceError where it is none, or cannot be converted."""
     if _is_sparse(source):
         check_taken(NODE_OPTIONS.union(EDGE_OPTIONS), "scipy", replace(request, columns={}))
         return bare_source(_of_matrix(source), request)
@@ -83,7 +84,7 @@ def _table_of_frame(name: str, frame: Any) -> HeldTable:
 
 
 def _with_index(frame: Any) -> Any:
-    """``frame`` with an index that has names, or texts without one (``id``), as columns: ids are often there."""
+    """Return ``frame`` with an index that has a name, or unnamed texts (``id``), as columns: ids are often there."""
     index = frame.index
     if len(index.names) == 1 and index.name is None:
         if index.dtype.kind in "iu" or "id" in frame.columns:
@@ -94,8 +95,10 @@ def _with_index(frame: Any) -> Any:
 
 
 def _check_index(frame: Any, table: Table, request: Request) -> None:
-    """SourceError where edges may go by an index of other numbers than those of rows: of rows that were left, or put in
-    another order."""
+    """Raise SourceError where edges may refer to an integer index that differs from row numbers.
+
+    Such an index remains when rows were removed or reordered.
+    """
     index, nodes = getattr(frame, "index", None), NodeTables(request, {table.path: table})
     nodes.open(table.path)
     if nodes.ids(_NODES) is None and index is not None and (index != np.arange(len(frame))).any():
@@ -126,7 +129,7 @@ def _column(series: Any) -> Column:
 
 
 def _of_networkx(graph: Any, request: Request) -> Source:
-    """Its nodes, by what they are called, with their attributes for columns; undirected edges both ways."""
+    """Return its nodes by their ids, with attributes as columns, and its edges; undirected edges in both directions."""
     if graph.is_multigraph() and not graph.is_directed():  # Edges between the same two nodes stay as many.
         graph = graph.to_directed(as_view=True)
     nodes, edges = list(graph.nodes(data=True)), list(graph.edges(data=True))
@@ -148,7 +151,7 @@ def _of_networkx(graph: Any, request: Request) -> Source:
 
 
 def _attributes(rows: list[dict[Any, Any]], taken: tuple[str, ...]) -> dict[str, list[Any]]:
-    """The attributes by name, ``None`` where one has not got it."""
+    """Return the attributes by name, with ``None`` where a node or edge lacks one."""
     names = dict.fromkeys(name for row in rows for name in row)
     for name in names:
         if str(name) in taken:
@@ -172,7 +175,10 @@ def _is_sparse(source: object) -> bool:
 
 
 def _of_matrix(matrix: Any) -> BareGraph:
-    """Entry (i, j) is the edge from node i to node j; the values are weights, unless all of them are 1."""
+    """Return the graph of an adjacency matrix: entry (i, j) is the edge from node i to node j.
+
+    The values are weights, unless all of them are 1.
+    """
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise SourceError(f"the sparse matrix has the shape {matrix.shape}; a graph's is square")
     entries = matrix.tocoo()

@@ -3,11 +3,10 @@
 and edges, where they are there (IGBH).
 
 Layout, counts and splits as in ``igb/dataloader.py`` of https://github.com/IllinoisGraphBenchmark/IGB-Datasets.
-Features and labels of large and full have no npy header despite their name: float32 in a file whose size must
-fit the known number of papers. In full only the first papers have a label. The loader removes self-loops and adds
-one to each node: that is left to ``--self-loops`` and to the models, edges are converted as they are. Authors,
-institutes and fields of study have features where there is their ``node_feat.npy``; where it is not, there are as many
-of them as edges name.
+Features and labels of large and full have no npy header despite their name: float32 in a file whose size must match the
+known number of papers. In full only the first papers have a label. The loader removes self-loops and adds one to each
+node. Here edges are converted as they are; ``--self-loops`` and the models may do that. Authors, institutes and fields
+of study have features if their ``node_feat.npy`` exists. Without it, their number is that of the ids in edges.
 """
 
 from collections.abc import Iterator
@@ -41,11 +40,11 @@ _RELATIONS = (
     EdgeType("paper", "topic", "fos"),
 )
 _LABELLED_OF_FULL = {"19": 227_130_858, "2K": 157_675_969}
-"""How many papers of full have a label, by the kind of label: the first ones."""
+"""How many of the first papers of full have a label, by the kind of label."""
 
 
 def igb_source(path: Path, request: Request) -> Source:
-    """The papers in the folder ``path``, read in blocks; nothing is held."""
+    """Return the papers in the folder ``path``, read in blocks; nothing is held in memory."""
     kind = request.option(LABEL) or "19"
     check_choice("label", kind, _LABELS)
     features = _array(path / _FEATURES, (_NUM_FEATURES,))
@@ -87,7 +86,7 @@ def igb_source(path: Path, request: Request) -> Source:
 
 
 def _of_types(path: Path, papers: Source, cites: NpyArray) -> Source:
-    """All nodes and edges of the folder."""
+    """Return all types of nodes and edges in the folder."""
     processed, edges = path / "processed", {EdgeType("paper", "cites", "paper"): relation_in(cites, 1)}
     ends: dict[str, int] = {}
     files = [path / _FEATURES, path / _EDGES]
@@ -108,13 +107,13 @@ def _of_types(path: Path, papers: Source, cites: NpyArray) -> Source:
 
 
 def _most(edges: RelationSource, axis: int) -> int:
-    """The largest id that is an end."""
+    """Return the largest id among the sources (0) or targets (1)."""
     ends = ((block.sources, block.targets)[axis] for block in edges.edges(1 << 18))
     return max((int(ids.max()) for ids in ends if len(ids)), default=0)
 
 
 def _open_labels(path: Path, nodes: int, *, prefix: bool, least: int) -> NpyArray:
-    """The labels of all papers, or with ``prefix`` of the first ones, ``least`` of them or more, [n] or [n, 1]."""
+    """Return the labels of all papers; with ``prefix``, of at least the ``least`` first ones, [n] or [n, 1]."""
     labels = _array(path, ())
     rows = labels.shape[0] if len(labels.shape) in (1, 2) else 0
     fits = least <= rows <= nodes if prefix else rows == nodes
@@ -125,7 +124,7 @@ def _open_labels(path: Path, nodes: int, *, prefix: bool, least: int) -> NpyArra
 
 
 def _array(path: Path, columns: tuple[int, ...]) -> NpyArray:
-    """The array in the file, which has a header or is rows of ``columns`` float32 values."""
+    """Return the array in the file, which has a header or is rows of ``columns`` float32 values."""
     if not path.is_file():
         raise SourceError(f"{path} is missing")
     size = path.stat().st_size

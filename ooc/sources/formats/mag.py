@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MAG240M's papers and the citations among them, or all types of nodes and edges: the folder ``mag240m_kddcup2021`` of
-``ogb.lsc``, or its zip.
+"""MAG240M's papers and citations, or all types of nodes and edges: the folder ``mag240m_kddcup2021`` of ``ogb.lsc``, or
+its zip.
 
-Layout as in ``ogb/lsc/mag240m.py`` of https://github.com/snap-stanford/ogb. The labels of the test papers are
-not published (NaN): papers without a label are left out of the test split. Authors and institutions have the features
-that somebody has put beside those of papers, ``processed/author/node_feat.npy``, or none: they are not published.
+Layout as in ``ogb/lsc/mag240m.py`` of https://github.com/snap-stanford/ogb. The labels of the test papers are not
+published (NaN); papers without a label are left out of the test split. No features of authors and institutions are
+published; a user may put them beside those of papers, as ``processed/author/node_feat.npy``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,7 +36,7 @@ _NOTE = "the test papers' labels are not published: papers without one are left 
 
 
 def _open(path: Path, request: Request) -> Source:
-    """The papers in the folder or zip ``path``; the splits are held in memory, the rest is streamed."""
+    """Return the papers in the folder or zip ``path``; the splits are held in memory, the rest is streamed."""
     files = DatasetFiles(path, (_EDGES,), request.budget_bytes)
     features, edges, labels = (files.array(name) for name in (_FEATURES, _EDGES, _LABELS))
     nodes, num_features = features.matrix("[papers, features]")
@@ -72,7 +72,7 @@ def _open(path: Path, request: Request) -> Source:
 
 
 def _of_types(files: DatasetFiles, papers: Source, counts: Mapping[str, Any]) -> Source:
-    """All nodes and edges of the folder."""
+    """Return all types of nodes and edges in the folder."""
     others, edges = {}, {}
     for kind in _OTHERS:
         if type(count := counts.get(kind)) is not int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many graphs as one source: their rows one graph after the other, their edges within them, a label or several each.
+"""Many graphs as one source: the rows of one graph after another, edges within them, and labels of graphs.
 
 G graphs, N nodes and E edges of all of them together.
 """
@@ -33,11 +33,11 @@ from ooc.storage.store import SPLITS, Task
 
 OPTIONS = frozenset((SPLIT, TASK_OPTION))
 _HELD = 3
-"""Numbers of each graph that are held: where it begins, and up to two that formats go by."""
+"""Numbers held for each graph: where it begins, and up to two that a format needs."""
 _GIVEN = ("x", "edge_index", "num_nodes", "batch", "ptr")
-"""What of PyG's data models are given, or know otherwise."""
+"""Attributes of PyG's data that models are given otherwise."""
 OF_EDGES = "of_edges"
-"""In a store's source: what ``INPUTS`` is for nodes."""
+"""The key, in a store's source, of the edges' counterpart of ``INPUTS``."""
 
 
 def graphs_source(
@@ -52,10 +52,11 @@ def graphs_source(
     classes: int | None = None,
     **others: Any,
 ) -> Source:
-    """The source of graphs of these ``sizes`` [G], in nodes, whose labels are ``values`` [n] or [n, L].
+    """Return the source of graphs with these numbers of nodes, ``sizes`` [G], whose labels are ``values`` [n] or [n,
+    L].
 
-    ``splits``: the numbers of the graphs of each, where the source says so; ``classes``: how many there are, if it is
-    known; ``others``: what else a ``Source`` has. SourceError for a graph without nodes.
+    ``splits``: the numbers of each split's graphs, if the source defines them; ``classes``: their number, if known;
+    ``others``: further fields of ``Source``. SourceError for a graph without nodes.
     """
     if not len(sizes) or not sizes.all():
         raise SourceError(
@@ -94,7 +95,7 @@ def graphs_source(
 def graph_labels(
     name: str, width: int, dtype: np.dtype[np.generic], request: Request, only_answers: Callable[[], bool]
 ) -> LabelForm:
-    """The form of ``width`` labels a graph: as of nodes, but that one number with a fraction is a value, no class."""
+    """Return the form of ``width`` labels per graph: as for nodes, except that one floating-point number is a value."""
     asked = request.option(TASK_OPTION)
     if asked is None and width == 1 and dtype.kind == "f" and not only_answers():
         return LabelForm(name=name, task=Task.VALUES, width=1, note=f"{name}: labels are taken as values")
@@ -105,8 +106,10 @@ def graph_labels(
 
 
 def is_many_graphs(source: object) -> bool:
-    """Whether ``source`` is a list or dataset of PyG's ``Data``, or another thing that gives such again and again.
-    SourceError for one that gives them once."""
+    """Return whether ``source`` is a list or dataset of PyG's ``Data``, or another iterable of them.
+
+    SourceError for an iterator, which yields them only once.
+    """
     if isinstance(source, str | Mapping) or not (hasattr(source, "__iter__") or hasattr(source, "__getitem__")):
         return False
     if _are_splits(source):
@@ -127,12 +130,12 @@ def is_many_graphs(source: object) -> bool:
 
 
 def _are_splits(source: object) -> bool:
-    """Whether they are three lists or datasets of graphs."""
+    """Return whether ``source`` is three lists or datasets of graphs."""
     return isinstance(source, list | tuple) and len(source) == len(SPLITS) and all(map(is_many_graphs, source))
 
 
 def in_turn(graphs: Any) -> Iterable[Any]:
-    """The graphs one by one, again and again: a dataset that is not made to be iterated may give more than it has."""
+    """Return an iterable of the graphs; one that only has ``__getitem__`` is indexed within its length."""
     if hasattr(type(graphs), "__iter__") or not hasattr(graphs, "__len__"):
         return cast("Iterable[Any]", graphs)
     return _InTurn(graphs)
@@ -147,7 +150,7 @@ class _InTurn:
 
 
 class _Joined:
-    """The graphs of ``parts``, each of which is a split, one after the other."""
+    """The graphs of ``parts``, each of which is a split, one after another."""
 
     def __init__(self, parts: Iterable[Any]) -> None:
         self._parts = [*parts]
@@ -161,9 +164,11 @@ class _Joined:
 
 
 def many_graphs_source(graphs: Any, request: Request) -> Source:
-    """The graphs of a list or dataset of PyG's ``Data``: gone through once to count, and once for each of edges,
-    features and labels; one at a time is held. A dataset's ``get_idx_split`` is its split; of three lists or datasets
-    each is one."""
+    """Return the graphs of a list or dataset of PyG's ``Data``.
+
+    They are iterated over once to count them, and once for each of edges, features and labels; one at a time is held. A
+    dataset's ``get_idx_split`` defines its splits; of three lists or datasets each is a split.
+    """
     check_taken(OPTIONS, "a list of graphs", request)
     graphs = _Joined(graphs) if _are_splits(graphs) else graphs
     name = getattr(graphs, "name", None) or (
@@ -195,7 +200,8 @@ def many_graphs_source(graphs: Any, request: Request) -> Source:
 
 
 class _Graphs:
-    """What one pass over PyG's graphs tells; SourceError where one is not as the first."""
+    """The sizes and forms found by one pass over PyG's graphs; SourceError where a graph differs in form from the
+    first."""
 
     def __init__(self, graphs: Iterable[Any], name: str, request: Request) -> None:
         self.name, self._graphs = name, graphs
@@ -205,7 +211,7 @@ class _Graphs:
         self._beside = tuple(request.inputs)
         self.description: dict[str, Any] = {}
         self.others = set[str]()
-        """What graphs have besides, by name."""
+        """Names of the graphs' other attributes."""
         of_nodes = True
         for at, data in enumerate(graphs):
             if type(data).__name__ != "Data" or data.edge_index is None:
@@ -243,19 +249,19 @@ class _Graphs:
             )
 
     def y(self, data: Any, at: int) -> AnyArray:
-        """[1, L]."""
+        """Return the labels of a graph, [1, L]."""
         if data.y is None:
             raise SourceError(f"{self.name}: graph {at} has no label y")
         y = np.asarray(data.y).reshape(1, -1)
         return y.astype(np.float64) if y.dtype.kind == "f" else y
 
     def x(self, data: Any) -> AnyArray:
-        """[n, F]; ones where graphs have no features."""
+        """Return the features of a graph, [n, F]; ones where graphs have no features."""
         x = self._x(data)
         return np.ones((int(data.num_nodes), 1), dtype=np.float32) if x is None else x[:]
 
     def _x(self, data: Any, at: int = 0) -> SideBySide | None:
-        """All that nodes have, None where that is nothing."""
+        """Return all inputs of the nodes, None where there are none."""
         arrays = self._inputs(data)
         for name, given in arrays.items():
             if len(given) != data.num_nodes:
@@ -269,12 +275,12 @@ class _Graphs:
         return {name: np.asarray(getattr(data, name, ())) for name in names}
 
     def _described(self, data: Any) -> dict[str, Any]:
-        """In which form models are given what nodes and edges have, as of graphs like the first."""
+        """Return a description of the nodes' and edges' inputs, in graphs like ``data``."""
         edges = {name: np.asarray(data[name]) for name in EDGE_DATA_NAMES if name in data and data[name] is not None}
         return {INPUTS: inputs_of(self._inputs(data)), OF_EDGES: inputs_of(edges)}
 
     def _carried(self, data: Any, name: str) -> AnyArray | None:
-        """[e, columns]."""
+        """Return the edges' weights or features, [e, columns]."""
         found = getattr(data, name, None)
         if found is None:
             return None
@@ -284,7 +290,7 @@ class _Graphs:
         return values[:, None] if values.ndim == 1 else values
 
     def edge_blocks(self, size: int) -> Iterator[EdgeBlock]:
-        """The edges of whole graphs, about ``size`` of them at a time."""
+        """Yield the edges of whole graphs, about ``size`` of them at a time."""
         row, held, parts = 0, 0, list[tuple[AnyArray, ...]]()
         taken = [name for name in EDGE_DATA_NAMES if self.columns[name]]
         for data in self._graphs:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named arrays in files: the generic form in npz and npy, and data sets published as npz with names of their own.
+"""Named arrays in files: the generic form in npz and npy, and data sets published as npz with their own names.
 
-An npz file is read whole and counted against the budget; a folder of npy files is mapped. Never with pickles: an array
-of objects is an error.
+An npz file is read completely and counted against the budget; a folder of npy files is mapped. Pickles are never read:
+an array of objects is an error.
 
-And Reddit as DGL and PyG download it: ``reddit_data.npz`` and ``reddit_graph.npz``, in a folder or in reddit.zip.
-Layout as in ``python/dgl/data/reddit.py`` of https://github.com/dmlc/dgl: the first holds ``feature``, ``label`` and
+Reddit as DGL and PyG download it is ``reddit_data.npz`` and ``reddit_graph.npz``, in a folder or in reddit.zip. Layout
+as in ``python/dgl/data/reddit.py`` of https://github.com/dmlc/dgl: the first holds ``feature``, ``label`` and
 ``node_types`` (1, 2, 3: train, validation, test), the second the adjacency matrix as ``scipy.sparse.save_npz`` writes a
-COO matrix. Its values are all 1 and are not read; each edge is there both ways.
+COO matrix. Its values are all 1 and are not read; each edge is in it in both directions.
 """
 
 import mmap
@@ -47,7 +47,8 @@ def _opening(
     usual_split: str | None = None,
     **usual: Any,
 ) -> Callable[[Path, Request], Source]:
-    """How an npz file of the ``form`` is opened: its ``wanted`` arrays, ``arranged`` as the generic form has them."""
+    """Return a function that opens an npz file of the ``form``: its ``wanted`` arrays, ``arranged`` in the generic
+    form."""
 
     def opened(path: Path, request: Request) -> Source:
         arrays = _read_npz(path, wanted, budget_bytes=request.budget_bytes)
@@ -73,7 +74,7 @@ def _has(path: Path, *alternatives: Iterable[str]) -> bool:
 
 
 def _heterophilous_arrays(arrays: Mapping[str, AnyArray], name: str) -> dict[str, AnyArray]:
-    """heterophilous-graphs: each edge once, a column of splits along the first axis of the masks."""
+    """Return the arrays of heterophilous-graphs: each edge once; the masks' first axis is the splits."""
     if missing := [part for part in _HETEROPHILOUS if part not in arrays]:
         raise SourceError(f"{name}: {', '.join(missing)} missing for the heterophilous format")
     masks = {f"{split}_mask": arrays[f"{split}_masks"].T for split in ("train", "val", "test")}
@@ -82,7 +83,8 @@ def _heterophilous_arrays(arrays: Mapping[str, AnyArray], name: str) -> dict[str
 
 
 def _benchmark_arrays(arrays: Mapping[str, AnyArray], name: str) -> dict[str, AnyArray]:
-    """gnn-benchmark, its own names or re-encoded with ``feat_*``: features are 1 if positive, as in PyG."""
+    """Return the arrays of gnn-benchmark, with its own names or re-encoded with ``feat_*``; positive features become 1,
+    as in PyG."""
     prefix = "feat" if "feat_indptr" in arrays else "attr"
     parts = {part: f"{prefix}_{piece}" for part, piece in _BENCHMARK_PARTS.items()}
     label = "y" if "y" in arrays else "labels"
@@ -112,7 +114,7 @@ def _pairs(arrays: Mapping[str, AnyArray], name: str) -> AnyArray:
 
 
 def _read_npz(path: Path, wanted: Iterable[str], *, budget_bytes: int) -> dict[str, AnyArray]:
-    """Those arrays of the file that are ``wanted``; BudgetError where they would not fit the budget unpacked."""
+    """Return the ``wanted`` arrays of the file; raise BudgetError where they would not fit the budget unpacked."""
     archive = Archive(Blob.of_file(path))
     # All members are looked up: with a name damaged in the directory an array would seem not to be there.
     members = {name: member for name in archive.names() if (member := archive.member(name)) is not None}
@@ -127,8 +129,10 @@ def _read_npz(path: Path, wanted: Iterable[str], *, budget_bytes: int) -> dict[s
 
 
 def _map_npy_folder(folder: Path, wanted: Iterable[str]) -> tuple[dict[str, AnyArray], Callable[[], None]]:
-    """The ``wanted`` arrays that ``folder`` has as NAME.npy, mapped, and a function that lets go of their
-    pages read so far, so that reading in blocks takes no more memory than a block."""
+    """Return the ``wanted`` arrays that ``folder`` has as NAME.npy, mapped, and a function that frees their pages.
+
+    The function is called between blocks, so that reading takes no more memory than a block.
+    """
     arrays: dict[str, AnyArray] = {}
     maps: list[mmap.mmap] = []
     for name in wanted:

@@ -1,31 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Node datasets as the ``ogb`` package lays them out: a folder, or the zip it is downloaded as, which stays packed.
+"""Datasets as the ``ogb`` package lays them out: a folder, or the zip it is downloaded as, which stays packed.
 
 The layout is that of ``ogb/nodeproppred/dataset.py``, ``ogb/io/read_graph_raw.py`` and ``master.csv`` of
 https://github.com/snap-stanford/ogb, with ``split/KIND/`` beside ``raw/``:
 
-Binary, ogbn-papers100M's: ``raw/data.npz`` and ``raw/node-label.npz``. Every array is inflated once, but
-for the edges' sources, all of which lie before their targets. Where the zip of the dataset is deflated too, the outer
-layer is inflated once more, to find the arrays in data.npz, whose directory lies at its end; places that were reached
-are kept.
+Binary, ogbn-papers100M: ``raw/data.npz`` and ``raw/node-label.npz``. Every array is inflated once, except the edges'
+sources, all of which lie before their targets. If the dataset's zip is deflated too, its layer is inflated once more to
+find the arrays in data.npz, whose directory lies at its end. Positions that were reached are remembered.
 
-Text, that of ogbn-products, ogbn-arxiv and ogbn-proteins: ``raw/*.csv.gz`` without headers. Which one it is shows in
-its kind of split; that decides, as ``master.csv`` does, whether the file has each edge once for both directions. Then
-every edge is followed by its reverse, as ``read_csv_graph_raw`` has it: nothing is dropped, a self-loop comes twice.
-ogbn-proteins has no node features. What stands in for them is the species of each protein, one-hot in ascending order
-of the species' ids. Its edges have features, which an edge's reverse has too.
+Text, ogbn-products, ogbn-arxiv and ogbn-proteins: ``raw/*.csv.gz`` without headers. The kind of split tells which
+dataset it is, and so, as in ``master.csv``, whether the file has each edge once for both directions. Then every edge is
+followed by its reverse, as in ``read_csv_graph_raw``: nothing is dropped, and a self-loop comes twice. ogbn-proteins
+has no node features; the species of each protein, one-hot in ascending order of the species' ids, stands in for them.
+Its edges have features, which an edge's reverse shares.
 
-Text without labels, that of ogbl-collab, -ppa, -citation2 and -ddi: the edges of ``raw/`` carry messages, and are those
-to train links by; ``split/KIND/*.pt`` has the links (``ooc.Links.read``). ogbl-ddi has no node features.
+Text without labels, ogbl-collab, -ppa, -citation2 and -ddi: the edges of ``raw/`` carry messages and are the links to
+train; ``split/KIND/*.pt`` has the links (``ooc.Links.read``). ogbl-ddi has no node features.
 
-Many graphs, those of ogbg-molhiv and the others of molecules, and of ogbg-ppa: the same text with
-``graph-label.csv.gz``, a line a graph, ends of edges as numbers within their graph, each edge once for both directions.
+Many graphs, ogbg-molhiv and the other molecules, and ogbg-ppa: the same text with ``graph-label.csv.gz``, one line per
+graph, ends of edges as numbers within their graph, each edge once for both directions.
 
-Types of nodes and edges, those of ogbn-mag (``read_csv_heterograph_raw``): ``raw/num-node-dict.csv.gz`` and
-``raw/nodetype-has-label.csv.gz`` with a header of types, ``raw/triplet-type-list.csv.gz`` with a type of edges a line,
+Heterogeneous, ogbn-mag (``read_csv_heterograph_raw``): ``raw/num-node-dict.csv.gz`` and
+``raw/nodetype-has-label.csv.gz`` with a header of types, ``raw/triplet-type-list.csv.gz`` with an edge type per line,
 ``raw/relations/SOURCE___RELATION___TARGET/edge.csv.gz``, ``raw/node-feat/TYPE``, ``raw/node-label/TYPE``,
-``split/KIND/TYPE/{train,valid,test}.csv.gz``. Types without ``node-feat`` have no features. Edges lead one way, as
-published; the years of papers and the numbers of relations are not kept.
+``split/KIND/TYPE/{train,valid,test}.csv.gz``. Types without ``node-feat`` have no features. Edges have one direction,
+as published; the years of papers and the numbers of relations are not kept.
 """
 
 from collections.abc import Callable, Iterator
@@ -56,13 +55,13 @@ _MOST_TABLE_BYTES = 1 << 16
 
 
 def edges_of(files: DatasetFiles, name: str, size: int) -> Iterator[EdgeBlock]:
-    """The edges whose ends are in the file ``name``, at most ``size`` at a time."""
+    """Yield the edges whose ends are in the file ``name``, at most ``size`` at a time."""
     for ends in files.numbers(name, Cells.WHOLE, 2, size):
         yield EdgeBlock(ends[:, 0].copy(), ends[:, 1].copy())
 
 
 def features_of(files: DatasetFiles, name: str, columns: int, size: int) -> Iterator[AnyArray]:
-    """The rows in the file ``name`` as float32 [n, columns], as ogb reads them."""
+    """Yield the rows in the file ``name`` as float32 [n, columns], as ogb reads them."""
     for rows in files.numbers(name, Cells.REAL, columns, size):
         with np.errstate(over="ignore"):  # Becomes infinite, which is refused by whoever stores it.
             yield rows.astype(np.float32)
@@ -78,7 +77,7 @@ def splits_of(files: DatasetFiles, kind: str, nodes: int) -> IndexSplits:
 
 
 def only_split(files: DatasetFiles) -> str:
-    """The kind of split there is: the folder in ``split``."""
+    """Return the kind of split: the only folder in ``split``."""
     kinds = files.folders("split")
     if len(kinds) != 1:
         raise SourceError(f"{files.label('split')} holds {len(kinds)} kinds of split, not one")
@@ -86,7 +85,7 @@ def only_split(files: DatasetFiles) -> str:
 
 
 def numbers_of(files: DatasetFiles, name: str, *, most: int) -> AnyArray:
-    """The column of whole numbers in the file ``name``, int64 [n]; SourceError for more than ``most``."""
+    """Return the column of integers in the file ``name``, int64 [n]; raise SourceError for more than ``most``."""
     blocks = [np.empty(0, dtype=np.int64)]
     for block in files.numbers(name, Cells.WHOLE, 1):
         blocks.append(block[:, 0])
@@ -97,7 +96,7 @@ def numbers_of(files: DatasetFiles, name: str, *, most: int) -> AnyArray:
 
 
 def single_number(files: DatasetFiles, name: str) -> int:
-    """The one number in a file that lists one for each graph."""
+    """Return the number in a file that lists one per graph, of a single graph."""
     numbers = numbers_of(files, name, most=1 << 16)
     if len(numbers) != 1:
         raise SourceError(f"{files.label(name)} lists {len(numbers)} graphs, not one")
@@ -105,7 +104,7 @@ def single_number(files: DatasetFiles, name: str) -> int:
 
 
 def small_table(files: DatasetFiles, name: str) -> list[list[str]]:
-    """The cells of a small file, row by row."""
+    """Return the cells of a small file, row by row."""
     label, text = files.label(name), b""
     for block in files.lines(name):
         text += block
@@ -127,7 +126,7 @@ _ONE_WAY = "edges lead one way, as published; symmetrize=True adds their reverse
 
 
 def heterogeneous_source(files: DatasetFiles, request: Request) -> Source:
-    """The graph in ``files``; its splits are held in memory, the rest is streamed."""
+    """Return the graph in ``files``; its splits are held in memory, the rest is streamed."""
     told = _row(files, MARK)
     if wrong := [kind for kind, text in told.items() if not text.isdecimal()]:
         raise SourceError(f"{files.label(MARK)} says that there are {told[wrong[0]][:40]!r} nodes of type {wrong[0]!r}")
@@ -160,7 +159,7 @@ def heterogeneous_source(files: DatasetFiles, request: Request) -> Source:
 
 
 def _row(files: DatasetFiles, name: str) -> dict[str, str]:
-    """What a file of two lines says of each type."""
+    """Return the values by type in a file of two lines, types and values."""
     lines = small_table(files, name)
     if len(lines) != 2 or len(lines[0]) != len(lines[1]):
         raise SourceError(f"{files.label(name)} has no header of types and one line below it")
@@ -168,7 +167,7 @@ def _row(files: DatasetFiles, name: str) -> dict[str, str]:
 
 
 def _nodes(files: DatasetFiles, kind: str, count: int) -> Source:
-    """The nodes of one type, with features or none."""
+    """Return the nodes of one type; features are optional."""
     name, called = f"raw/node-feat/{kind}/node-feat.csv.gz", f"{files.name}'s {kind!r}"
     if not files.has(name):
         return nodes_alone(called, count)
@@ -185,8 +184,10 @@ def _relation(
     both_ways: bool = False,
     moved: Callable[[Iterator[EdgeBlock]], Iterator[EdgeBlock]] = lambda blocks: blocks,
 ) -> RelationSource:
-    """The ``count`` edges of the folder ``where``, ``moved`` to where their ends are, with weights and features where
-    they have such; ``both_ways``: each followed by its reverse."""
+    """Return the ``count`` edges of the folder ``where``, with weights and features if they have them.
+
+    ``moved`` shifts their ends to the nodes' numbers; ``both_ways``: each is followed by its reverse.
+    """
     ends, weights, features = (f"{where}/{name}.csv.gz" for name in ("edge", "edge_weight", "edge-feat"))
     weighted = files.has(weights) and not request.drop_edge_data
     columns = files.columns(features) if files.has(features) and not request.drop_edge_data else 0
@@ -208,12 +209,13 @@ def _relation(
 
 
 _ADD_INVERSE_EDGE = frozenset(("sales_ranking", "species", "throughput", "target"))
-"""The kinds of split of ogbn-products, ogbn-proteins, ogbl-ppa and ogbl-ddi."""
+"""The kinds of split of ogbn-products, ogbn-proteins, ogbl-ppa and ogbl-ddi, which list edges once for both
+directions."""
 _CSV_EDGES = "raw/edge.csv.gz"
 _MARKS = ("raw/data.npz", _CSV_EDGES, MARK)
 _LABELS = "raw/node-label.csv.gz"
 _EDGE_WEIGHTS = "raw/edge_weight.csv.gz"
-"""Of ogbl-collab alone, whose edges are listed once for both directions."""
+"""The file of weights, which only ogbl-collab has; it lists its edges once for both directions."""
 _SPECIES = ("raw/node_species.csv.gz", "raw/species.csv.gz")
 _MOST_SPECIES = 1 << 16
 _MOST_GRAPHS = 1 << 32
@@ -231,7 +233,7 @@ def _open(path: Path, request: Request) -> Source:
 
 
 def _binary_source(files: DatasetFiles, request: Request) -> Source:
-    """The graph in ``files``; its splits are held in memory, the rest is streamed."""
+    """Return the graph in ``files``; its splits are held in memory, the rest is streamed."""
     data, where = files.archive("raw/data.npz"), files.label("raw/data.npz")
     kept = files.archive("raw/node-label.npz")
     labels = NpyArray.find(kept, "node_label", files.label("raw/node-label.npz"))
@@ -275,7 +277,7 @@ def _binary_source(files: DatasetFiles, request: Request) -> Source:
 
 
 def _check_count(data: Archive, name: str, count: int, where: str) -> None:
-    """SourceError where the list ``name``, of one number for each graph, says otherwise."""
+    """Raise SourceError where the list ``name``, of one number per graph, does not hold just ``count``."""
     listed = NpyArray.find(data, name, where)
     if listed.shape != (1,):
         raise SourceError(f"{where}: {name} has the shape {list(listed.shape)}, one graph is wanted")
@@ -285,7 +287,7 @@ def _check_count(data: Archive, name: str, count: int, where: str) -> None:
 
 
 def _csv_source(files: DatasetFiles, request: Request) -> Source:
-    """The graph in ``files``; splits and species are held in memory, the rest is streamed."""
+    """Return the graph in ``files``; splits and species are held in memory, the rest is streamed."""
     nodes, listed_edges = (single_number(files, f"raw/num-{what}-list.csv.gz") for what in ("node", "edge"))
     if not 0 < nodes <= 2**32 or listed_edges < 0:
         raise SourceError(f"{files.label('raw')}: {nodes} nodes with {listed_edges} edges cannot be converted")
@@ -326,7 +328,7 @@ def _csv_source(files: DatasetFiles, request: Request) -> Source:
 
 
 def _csv_graphs(files: DatasetFiles, request: Request) -> Source:
-    """The graphs in ``files``; sizes and splits are held in memory, the rest is streamed."""
+    """Return the graphs in ``files``; sizes and splits are held in memory, the rest is streamed."""
     sizes, listed = (numbers_of(files, f"raw/num-{what}-list.csv.gz", most=_MOST_GRAPHS) for what in ("node", "edge"))
     width, kind = files.columns(_GRAPH_LABELS), only_split(files)
     first, first_edge, total = np.cumsum(sizes) - sizes, np.cumsum(listed) - listed, int(listed.sum())
@@ -364,7 +366,7 @@ def _csv_graphs(files: DatasetFiles, request: Request) -> Source:
 
 
 class _Features:
-    """Rows of ``node-feat.csv.gz``, or the one-hot species where there is none."""
+    """The rows of ``node-feat.csv.gz``, or the one-hot species where there is no such file."""
 
     def __init__(self, files: DatasetFiles, *, may_be_none: bool = False) -> None:
         self._files = files
@@ -391,7 +393,7 @@ class _Features:
         self.notes = (f"{files.name} has no node features: the {self.columns} species, one-hot, stand in for them",)
 
     def blocks(self, size: int) -> Iterator[AnyArray]:
-        """float32 [n, columns], as ogb reads them."""
+        """Yield float32 [n, columns], as ogb reads them."""
         if self._species is None:
             yield from features_of(self._files, self._name, self.columns, size)
             return
@@ -403,7 +405,7 @@ class _Features:
 
 
 def _with_reverse(block: EdgeBlock) -> EdgeBlock:
-    """Each edge, followed by its reverse, which carries the same."""
+    """Return each edge followed by its reverse, which has the same data."""
     pairs = np.stack([block.sources, block.targets], axis=1)
     twice = (None if values is None else values.repeat(2, axis=0) for values in block.data)
     return EdgeBlock(pairs.reshape(-1), pairs[:, ::-1].reshape(-1), EdgeData(*twice))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planetoid's raw folders (Cora, CiteSeer, PubMed): the graph PyG's ``Planetoid`` makes of them."""
+"""Planetoid's raw folders (Cora, CiteSeer, PubMed): the graph that PyG's ``Planetoid`` makes of them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +17,12 @@ _VALID_NODES = 500
 
 
 def planetoid_folder(path: Path) -> Path | None:
-    """Where in ``path`` the raw files are: itself or its ``raw``; None if nowhere."""
+    """Return the folder of the raw files: ``path`` itself or its ``raw``; None if neither has them."""
     return next((folder for folder in (path, path / "raw") if list(folder.glob("ind.*.graph"))), None)
 
 
 def planetoid_source(path: Path, request: Request) -> Source:
-    """The graph in the folder ``path``; its files are small and held in memory.
+    """Return the graph in the folder ``path``; its files are small and held in memory.
 
     Test nodes that no file describes (CiteSeer's isolated ones) get zero features and class 0, as in PyG.
     """
@@ -58,7 +58,7 @@ def planetoid_source(path: Path, request: Request) -> Source:
 
 
 def _rows(folder: Path, name: str) -> tuple[dict[str, AnyArray], AnyArray, AnyArray]:
-    """Features of all nodes and the number of classes, as the generic form names them; classes [N]; test nodes.
+    """Return the arrays of the generic form for features, with the number of classes; classes [N]; and the test nodes.
 
     Files list the test nodes' rows in the order of ``test.index``, after all others.
     """
@@ -91,7 +91,7 @@ def _rows(folder: Path, name: str) -> tuple[dict[str, AnyArray], AnyArray, AnyAr
 
 
 def _check_one_hot(labels: AnyArray, path: Path) -> None:
-    """SourceError unless each row has a single 1, or none: PyG takes the largest entry, whatever it is."""
+    """Raise SourceError unless each row has a single 1, or none: PyG takes the largest entry, whatever it is."""
     wrong = ((labels != 0) & (labels != 1)).any(axis=1) | ((labels != 0).sum(axis=1) > 1)
     if wrong.any():
         raise SourceError(f"{path} is damaged: row {int(wrong.argmax())} is no one-hot class")

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Made-up graphs of any size in no memory: planted communities, power-law degrees, noisy features.
+"""Synthetic graphs of any size in no memory: planted communities, power-law degrees, noisy features.
 
-Nodes are places in a shuffled order (see ``Shuffle``): place p belongs to class p mod C and is its
-(p div C)-th most popular node, so that "the k-th node of class c" is computed, not looked up. An edge draws
-a class, both ends by popularity, its target from the same class with probability ``_HOMOPHILY``. Edges and
-features come in blocks of fixed size, each with a generator of its own: the graph depends on the
-parameters alone. N nodes, E edges, F features, C classes.
+Nodes are places in a shuffled order (see ``Shuffle``): place p belongs to class p mod C and is its (p div C)-th most
+popular node. So "the k-th node of class c" is computed and not looked up. An edge draws a class, both ends by
+popularity, and its target from the same class with probability ``_HOMOPHILY``. Edges and features come in blocks of
+fixed size, each with its own generator: the graph depends on the parameters alone. N nodes, E edges, F features, C
+classes.
 
-Made-up small graphs, any number of them in 24 bytes each: trees with chords, the more the larger a hidden number.
-
-Graph g draws z in [0, 1) and its nodes n, half to three halves of the mean evenly. A node but the first is tied to a
-random one before it, and round(2z(m - n̄ + 1)) chords join two random nodes, which gives m edges on average. Features
-are unit noise, the first with z added. The label is z as one of the classes, or, where there are none, the value 2z - 1
-and noise. What comes of a block of graphs depends on the parameters and the block alone.
+Also sets of small synthetic graphs, any number of them in 24 bytes each: trees with chords, of which there are more the
+larger a hidden number is. Graph g draws z in [0, 1) and its nodes n, uniformly between half and three halves of the
+mean. Each node but the first is connected to a random earlier one, and round(2z(m - n̄ + 1)) chords join two random
+nodes, which gives m edges on average. Features are unit noise; z is added to the first. The label is z as one of the
+classes, or, without classes, the value 2z - 1 with noise. A block of graphs depends on the parameters and its number
+alone.
 """
 
 import math
@@ -39,8 +39,10 @@ _LABEL_NOISE = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class GraphParameters:
-    """What ``synthetic:graphs=…`` takes: how many graphs, ``nodes`` and ``edges`` of one on average, an edge counted
-    once, and ``classes``, 0: values."""
+    """The parameters of ``synthetic:graphs=…``: the number of graphs, and the mean ``nodes`` and ``edges`` of one.
+
+    An edge counts once. ``classes`` 0: labels are values.
+    """
 
     graphs: int
     nodes: int
@@ -51,7 +53,7 @@ class GraphParameters:
 
     @property
     def limits(self) -> dict[str, tuple[int, int]]:
-        """The least and the most of each."""
+        """The least and the largest value of each parameter."""
         return {
             "graphs": (1, 2**32),
             "nodes": (2, 2**20),
@@ -63,7 +65,7 @@ class GraphParameters:
 
 
 def synthetic_graphs(parameters: GraphParameters, request: Request) -> Source:
-    """The graphs that ``parameters`` describe."""
+    """Return the graphs that ``parameters`` describe."""
     made = _Made(parameters)
     classes = parameters.classes
     task, width = (Task.CLASSES, None) if classes else (Task.VALUES, 1)
@@ -130,7 +132,7 @@ class _Made:
             yield (z * self._p.classes).astype(np.int64) if self._p.classes else 2 * z - 1 + noise
 
     def _random(self, stream: int, block: int) -> tuple[np.random.Generator, AnyArray]:
-        """A generator, and the hidden numbers of the block's graphs."""
+        """Return a generator, and the hidden numbers of the block's graphs."""
         count = min(_GRAPHS_AT_ONCE, self._p.graphs - block * _GRAPHS_AT_ONCE)
         hidden = np.random.Generator(np.random.SFC64([self._p.seed, block])).random(count)
         return np.random.Generator(np.random.SFC64([self._p.seed, 1 + stream, block])), hidden
@@ -149,9 +151,12 @@ _ORDER, _SPLIT, _CENTRES, _EDGES, _FEATURES, _RELATION_STREAMS = range(6)
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters:
-    """What ``synthetic:…`` takes. ``labelled``: fraction of nodes with a label; ``train``: of those. ``types``: 1, or 3
-    of nodes: papers, which are labelled and half of all nodes, authors and topics, and 4 of edges (``_RELATIONS``).
-    ``bare``: of the three types, papers alone have features."""
+    """The parameters of ``synthetic:…``. ``labelled``: the fraction of nodes with a label; ``train``: the fraction of
+    those.
+
+    ``types``: 1, or 3 node types: papers, which are labelled and half of all nodes, authors and topics, with 4 edge
+    types (``_RELATIONS``). ``bare``: of the three types, only papers have features.
+    """
 
     nodes: int
     edges: int
@@ -166,7 +171,7 @@ class Parameters:
 
     @property
     def limits(self) -> dict[str, tuple[int, int]]:
-        """The least and the most of each."""
+        """The least and the largest value of each parameter."""
         return {
             "nodes": (2, 2**32),
             "edges": (0, 2**48),
@@ -182,7 +187,8 @@ class Parameters:
 
 
 def parse(text: str, kind: type[Any] = Parameters) -> Any:
-    """The parameters in ``"synthetic:nodes=1000,edges=5000,…"``; SourceError in one line for anything wrong."""
+    """Return the parameters in ``"synthetic:nodes=1000,edges=5000,…"``; raise SourceError, in one line, for a wrong
+    one."""
     kinds = {field.name: float if field.name in ("labelled", "train") else int for field in fields(kind)}
     values: dict[str, int | float] = {}
     for item in filter(None, text.removeprefix(PREFIX).split(",")):
@@ -216,7 +222,7 @@ def _open(text: str, request: Request) -> Source:
 
 
 def synthetic_source(text: str) -> Source:
-    """The graph that ``text`` describes."""
+    """Return the graph that ``text`` describes."""
     parameters: Parameters = parse(text)
     if parameters.types > 1:
         return _typed_source(parameters)
@@ -232,18 +238,18 @@ def synthetic_source(text: str) -> Source:
 
 
 _NODES = {"paper": (1 / 2, 1), "author": (3 / 8, 1 / 2), "topic": (1 / 8, 1 / 4)}
-"""Of each type: the share of all nodes, and of the features."""
+"""Each node type's share of all nodes, and of the features."""
 _RELATIONS = {
     EdgeType("author", "writes", "paper"): 1 / 4,
     EdgeType("paper", "written_by", "author"): 1 / 4,
     EdgeType("paper", "cites", "paper"): 3 / 8,
     EdgeType("topic", "covers", "paper"): 1 / 8,
 }
-"""Of each type: the share of all edges. No edge leads to a topic."""
+"""Each edge type's share of all edges. No edge leads to a topic."""
 
 
 def _typed_source(parameters: Parameters) -> Source:
-    """Each type of nodes is a graph of its own, without edges; those of all types are drawn between them."""
+    """Return a heterogeneous graph: each node type is a graph without edges, and all edges are drawn between these."""
     if parameters.types == 2 or parameters.nodes < 8 * parameters.classes or not parameters.directed:
         raise SourceError(f"{PREFIX} types is 1 or 3, the latter of directed graphs of 8 nodes a class")
     graphs, nodes, classes = {}, {}, parameters.classes
@@ -285,7 +291,7 @@ def _nodes_of(graph: "_Graph", parameters: Parameters) -> Source:
 
 
 def _edges_between(graphs: "dict[str, _Graph]", relation: EdgeType, count: int, size: int) -> Iterator[EdgeBlock]:
-    """``count`` edges of one type. Those of ``written_by`` are those of ``writes``, the other way round."""
+    """Yield ``count`` edges of one type. Those of ``written_by`` are the reverse of those of ``writes``."""
     back = relation.relation == "written_by"
     drawn = EdgeType("author", "writes", "paper") if back else relation
     stream = _RELATION_STREAMS + [*_RELATIONS].index(drawn)
@@ -303,7 +309,7 @@ class _Graph:
         self._splits = Shuffle(parameters.nodes, parameters.seed, stream=_SPLIT)
 
     def edges(self) -> Iterator[EdgeBlock]:
-        """E edges, none from a node to itself; duplicates happen, mostly between hubs."""
+        """Yield E edges without self-loops; duplicates occur, mostly between hubs."""
         p = self._p
         for block, (start, stop) in enumerate(ranges(p.edges, _EDGE_BLOCK)):
             sources, targets = self.places_of_ends(self, _EDGES, block, stop - start)
@@ -314,7 +320,8 @@ class _Graph:
             yield EdgeBlock(self.order.at(sources), self.order.at(targets))
 
     def places_of_ends(self, other: "_Graph", stream: int, block: int, count: int) -> tuple[Ids, Ids]:
-        """Of ``count`` edges to nodes of this graph or another one with as many classes."""
+        """Return the places of the ends of ``count`` edges, to nodes of this graph or another one with as many
+        classes."""
         random = self._random(stream, block)
         classes = random.integers(0, self._p.classes, count)
         sources = self._places(classes, random)
@@ -323,7 +330,7 @@ class _Graph:
         return sources, other._places(classes, random)
 
     def features(self) -> Iterator[AnyArray]:
-        """Class mean plus unit noise, float32 [rows, F]."""
+        """Yield class mean plus unit noise, float32 [rows, F]."""
         p = self._p
         spread = _CLASS_DISTANCE / math.sqrt(2 * p.features)
         centres = self._random(_CENTRES, 0).standard_normal((p.classes, p.features), dtype=np.float32)
@@ -335,7 +342,7 @@ class _Graph:
             yield values
 
     def labels(self, size: int) -> Iterator[LabelBlock]:
-        """The classes, of the labelled nodes only; splits of exact sizes at random."""
+        """Yield the classes of the labelled nodes, with random splits of exact sizes."""
         p = self._p
         labelled = round(p.labelled * p.nodes)
         train = round(p.train * labelled)
@@ -351,7 +358,7 @@ class _Graph:
         return self.order.place_of(np.arange(start, stop, dtype=np.int64)) % self._p.classes
 
     def _places(self, classes: Ids, random: np.random.Generator) -> Ids:
-        """Places of nodes of ``classes``, drawn by popularity."""
+        """Return places of nodes of ``classes``, drawn by popularity."""
         p = self._p
         members = (p.nodes - 1 - classes) // p.classes + 1
         # The inverse of the cumulated popularity ∝ (k + 1)^0.4 − 1, of a continuous k in [0, members).

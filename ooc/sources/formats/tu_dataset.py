@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graphs as TUDataset publishes them (C. Morris et al., https://chrsmrrs.github.io/datasets/docs/format/): a folder of
-texts ``DS_A.txt``, ``DS_graph_indicator.txt``, ``DS_graph_labels.txt`` and others, numbers from 1.
+texts ``DS_A.txt``, ``DS_graph_indicator.txt``, ``DS_graph_labels.txt`` and others, numbered from 1.
 
-Features are those of PyG's reader: of a node, and of an edge, its attributes, then its labels one-hot from the least
-on. Self-loops are left out, and of repeated edges one is kept. Values of graphs go before classes.
+Features are those of PyG's reader: of a node and of an edge, its attributes, then its labels one-hot from the least on.
+Self-loops are left out, and one of repeated edges is kept. Graphs' values are preferred to their classes.
 """
 
 from collections.abc import Iterator
@@ -78,7 +78,7 @@ def _open(path: Path, request: Request) -> Source:
 
 
 def _sizes(files: DatasetFiles) -> AnyArray:
-    """Nodes of each graph [G]. SourceError where the nodes of one do not follow one another."""
+    """Return the number of nodes of each graph [G]; raise SourceError where a graph's nodes are not consecutive."""
     counts, last = np.zeros(0, dtype=np.int64), 1
     for block in files.numbers("graph_indicator.txt"):
         graphs = block[:, 0]
@@ -91,7 +91,7 @@ def _sizes(files: DatasetFiles) -> AnyArray:
 
 
 class _Columns:
-    """Attributes and labels of nodes or of edges as one matrix of ``columns``; none where there are neither."""
+    """The attributes and labels of nodes or of edges as one matrix of ``columns``; none where there are neither."""
 
     def __init__(self, files: DatasetFiles, of: str) -> None:
         self._files, self._names = files, [f"{of}_{what}.txt" for what in ("attributes", "labels")]
@@ -107,7 +107,7 @@ class _Columns:
             self.columns += sum(self._widths)
 
     def blocks(self, size: int) -> Iterator[AnyArray]:
-        """float32 [n, columns]."""
+        """Yield float32 [n, columns]."""
         attributes, labels = self._has
         names = [name for name, there in zip(self._names, self._has, strict=True) if there]
         kinds = [Cells.REAL] * attributes + [Cells.WHOLE] * labels

@@ -2,9 +2,9 @@
 """Tables of nodes and edges of several types: a folder with ``nodes/TYPE.*`` and ``edges/SOURCE__RELATION__TARGET.*``,
 CSV, Parquet or JSON lines.
 
-Columns are told as those of one table of nodes and one of edges are. One table of nodes has labels; one without columns
-of features is of a type without features. Edges name nodes by the column of ids in the tables of the types they are
-between, or by row numbers where there is none.
+Columns get their roles as in one table of nodes and one of edges. One table of nodes has labels. A table without
+feature columns is of a type without features. Edges refer to nodes by the column of ids in the tables of their types,
+or by row numbers where there is none.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,8 +27,8 @@ from ooc.storage.types import EdgeType
 
 @dataclass(frozen=True)
 class _Nodes:
-    """The table of the nodes of one type: ``ids`` its column of those, if it has one; ``labels`` of the one type that
-    has such."""
+    """The table of one type's nodes: ``ids``, its column of ids, if it has one; ``labels``, of the one type that has
+    them."""
 
     table: Table
     ids: tuple[Table, str] | None
@@ -37,13 +37,13 @@ class _Nodes:
     notes: tuple[str, ...]
 
     def alone(self, count: int) -> Source:
-        """So many nodes with their features."""
+        """Return that many nodes with their features."""
         blocks = self.features.blocks
         return nodes_alone(str(self.table.path), count, self.features.columns, lambda size: blocks(count, size))
 
 
 def _open(path: Path, request: Request) -> Source:
-    """The graph in the folder ``path``."""
+    """Return the graph in the folder ``path``."""
     files = {part: _by_type(path / part) for part in (NODES, EDGES)}
     tables = {
         part: {kind: open_table(file, request.budget_bytes) for kind, file in found.items()}
@@ -110,7 +110,7 @@ def _nodes(kind: str, table: Table, tables: NodeTables, request: Request, *, lab
 
 
 def _labelled(path: Path, opened: dict[str, NodeTables], tables: dict[str, Table]) -> str:
-    """The type whose table has labels: a column that is said to be them, or is called so."""
+    """Return the type whose table has labels: a column with that role or name."""
     found = [kind for kind, table in tables.items() if opened[kind].has_labels(table)]
     if len(found) != 1:
         told = ", ".join(found) or "none"
@@ -122,7 +122,8 @@ def _labelled(path: Path, opened: dict[str, NodeTables], tables: dict[str, Table
 
 
 def _by_type(folder: Path) -> dict[str, Path]:
-    """The tables in the folder by what comes before their suffix. SourceError where there are two of one name."""
+    """Return the tables in the folder by the part of their name before the suffix; raise SourceError for a repeated
+    name."""
     found: dict[str, Path] = {}
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
         if file.is_file() and is_table(file):
@@ -136,7 +137,7 @@ def _by_type(folder: Path) -> dict[str, Path]:
 
 
 def _check_roles(request: Request, tables: dict[str, dict[str, Table]]) -> None:
-    """SourceError for a column that gets a role and is in no table."""
+    """Raise SourceError for a column that is given a role and is in no table."""
     every = [(part, kind, table) for part, found in tables.items() for kind, table in found.items()]
     said = {t for t in request.columns for _, kind, table in every if t.removeprefix(f"{kind}.") in table.columns}
     left = {text: role for text, role in request.columns.items() if text not in said or "." not in text}

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs that come as edges alone."""
+"""Formats that have only edges."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs that come as edges alone, with ids of any kind, joined with what ``--features`` and ``--labels`` say.
+"""Graphs given as edges only, with ids of any kind, joined with the data of ``--features`` and ``--labels``.
 
-Of edges ``--edge-weight`` and ``--edge-features`` ask for columns beside them, or npy files in their order.
+``--edge-weight`` and ``--edge-features`` select columns beside the edges, or npy files in their order.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,14 +22,14 @@ EDGE_OPTIONS = ("edge_weight", "edge_features")
 
 @dataclass(frozen=True)
 class EdgeColumns:
-    """Names of columns: of the weight, if one is, and of features."""
+    """Names of the columns of an edge weight, if there is one, and of edge features."""
 
     weight: str | None = None
     features: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of them."""
+        """All names."""
         return self.features if self.weight is None else (self.weight, *self.features)
 
 
@@ -49,7 +49,7 @@ class EdgeFiles:
         return self.features.shape[1] if self.features is not None else 0
 
     def joined(self, edges: Iterator[EdgeBlock], size: int) -> Iterator[EdgeBlock]:
-        """``edges`` with what the files hold for them. SourceError where those have not as many rows."""
+        """Yield ``edges`` with their rows of the files; raise SourceError where the numbers of rows differ."""
         return with_data(
             edges,
             weight=(rows.reshape(-1) for rows in self.weight.row_blocks(size)) if self.weight is not None else None,
@@ -59,12 +59,12 @@ class EdgeFiles:
 
 
 def asks_for_edge_data(request: Request) -> bool:
-    """Whether the caller says which of the edges' data is to be kept."""
+    """Return whether the caller says which edge data to keep."""
     return any(request.option(option) is not None for option in EDGE_OPTIONS)
 
 
 def asked_columns(request: Request, columns: tuple[str, ...], where: str) -> EdgeColumns:
-    """Those of ``columns`` that the request names. OptionError for others."""
+    """Return those of ``columns`` that the request names; raise OptionError for a missing one."""
     weight, features = (
         tuple(name.strip() for name in text.split(",")) if text is not None and not _is_file(text) else ()
         for text in _asked(request)
@@ -82,7 +82,7 @@ def asked_columns(request: Request, columns: tuple[str, ...], where: str) -> Edg
 
 
 def edge_files(weight_path: Path | None, features_path: Path | None, *, num_edges: int | None) -> EdgeFiles:
-    """The npy files at these paths; SourceError for those of another number of edges, where that is known."""
+    """Return the npy files at these paths; raise SourceError for another number of edges, if it is known."""
     weight, features = (NpyArray(path) if path is not None else None for path in (weight_path, features_path))
     if features is not None and (len(features.shape) != 2 or not features.shape[1]):
         raise SourceError(f"{features.name} has the shape {list(features.shape)}, not [edges, features]")
@@ -95,7 +95,7 @@ def edge_files(weight_path: Path | None, features_path: Path | None, *, num_edge
 
 
 def _asked(request: Request) -> list[str | None]:
-    """What is asked for as weight and as features."""
+    """Return what is asked for as weight and as features."""
     found = [request.option(option) for option in EDGE_OPTIONS]
     for option, text in zip(EDGE_OPTIONS, found, strict=True):
         if text is not None and request.drop_edge_data:
@@ -110,11 +110,11 @@ def _is_file(text: str) -> bool:
 _LEAST_NODES, _MOST_NODES = 1, 2**32
 
 NODE_OPTIONS = frozenset({"features", "labels", "task", "feature_columns", SPLIT, COLUMNS})
-"""What any such graph takes of nodes; ``EDGE_OPTIONS`` are those of edges."""
+"""Options of any such graph about its nodes; ``EDGE_OPTIONS`` are about its edges."""
 
 
 def _with_edge_files(graph: BareGraph, found: EdgeFiles) -> BareGraph:
-    """``graph`` with what its edges have in npy files of their own besides."""
+    """Return ``graph`` with the edge data of separate npy files."""
     if not found.paths:
         return graph
     if (graph.has_edge_weight and found.weight) or (graph.num_edge_features and found.features):
@@ -134,9 +134,9 @@ def _with_edge_files(graph: BareGraph, found: EdgeFiles) -> BareGraph:
 
 
 def bare_source(graph: BareGraph, request: Request) -> Source:
-    """The source of ``graph`` with the features and labels that ``request`` asks for.
+    """Return the source of ``graph`` with the features and labels that ``request`` asks for.
 
-    SourceError, with the remedy, where it asks for none, or for those of another number of nodes.
+    SourceError, with the remedy, where it asks for none, or their numbers of nodes differ.
     """
     paths = (Path(text) if text is not None and _is_file(text) else None for text in _asked(request))
     graph = _with_edge_files(graph, edge_files(*paths, num_edges=graph.num_edges if graph.counted else None))
@@ -201,7 +201,7 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
 
 
 def _asked_of_nodes(graph: BareGraph, request: Request) -> dict[str, str]:
-    """What ``features`` and ``labels`` are to be: the names of files, or words as in options."""
+    """Return what ``features`` and ``labels`` are: names of files, or words as in options."""
     texts = {}
     for part, path, example in (
         ("features", graph.features, "random:COLUMNS, or none, to train an embedding"),
@@ -219,5 +219,5 @@ def _asked_of_nodes(graph: BareGraph, request: Request) -> dict[str, str]:
 
 
 def _is_no_file(text: str) -> bool:
-    """Whether what is asked for is made up, or nothing."""
+    """Return whether ``text`` means random or missing data instead of a file."""
     return text.startswith(RANDOM) or text == NONE

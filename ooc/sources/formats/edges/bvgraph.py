@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The successor lists of a BVGraph, decoded one after the other from instantaneous codes: a stream of bits, most
+"""A decoder of a BVGraph's successor lists, one after another, from instantaneous codes: a stream of bits, the most
 significant first.
 
-(γ and δ: Elias, "Universal codeword sets", 1975; ζ: Boldi and Vigna, "Codes for the World Wide Web", 2004.)
-Values start at 0. Bits are a text of 0 and 1 here, which Python searches, cuts and reads as numbers at the speed of C.
+(γ and δ: Elias, "Universal codeword sets", 1975; ζ: Boldi and Vigna, "Codes for the World Wide Web", 2004.) Values
+start at 0. Bits are a text of 0 and 1 here, which Python searches, slices and parses at the speed of C.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ _LEAST_PADDING_BITS = 128
 
 
 class Family(Enum):
-    """Which code."""
+    """The family of a code."""
 
     UNARY = "unary"
     GAMMA = "gamma"
@@ -34,21 +34,25 @@ class Family(Enum):
 
 @dataclass(frozen=True)
 class Code:
-    """A family and, for ζ, its parameter k. ``known``: value and length of short codewords that have been read, by the
-    bits from their first one on."""
+    """A code: its family and, for ζ, the parameter k.
+
+    ``known``: a cache of the values and lengths of short codewords, by the bits that begin with them.
+    """
 
     family: Family
     k: int = 0
     known: dict[str, tuple[int, int]] = field(default_factory=dict, compare=False, repr=False)
 
     def read(self, bits: str, at: int) -> tuple[int, int]:
-        """``(value, where the next codeword starts)`` of the one at bit ``at``. IndexError where it goes on past the
-        end, ValueError for a number of more than 62 bits."""
+        """Return ``(value, where the next codeword starts)`` of the codeword at bit ``at``.
+
+        IndexError where it goes past the end, ValueError for a number of more than 62 bits.
+        """
         value, length = self.known.get(bits[at : at + KNOWN_BITS]) or self.decoded(bits, at)
         return value, at + length
 
     def decoded(self, bits: str, at: int) -> tuple[int, int]:
-        """``(value, length)`` of the codeword at bit ``at``, which is known from here on if it is short."""
+        """Return ``(value, length)`` of the codeword at bit ``at``, and cache it if it is short."""
         found, ahead = self._decoded(bits, at), bits[at : at + KNOWN_BITS]
         if found[1] <= len(ahead) == KNOWN_BITS:
             self.known[ahead] = found
@@ -78,7 +82,7 @@ class Code:
 
 
 def _number(bits: str, at: int, width: int) -> int:
-    """The ``width`` bits from ``at`` on as a number."""
+    """Return the ``width`` bits from ``at`` on as a number."""
     if width > _MOST_VALUE_BITS:
         raise ValueError("a number of more than 62 bits")
     if at + width > len(bits):
@@ -91,8 +95,8 @@ _GAMMA = Code(Family.GAMMA)
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How the lists of a graph are written. ``window``: how many nodes back lists may be copied from;
-    ``least_interval``: length of the shortest interval, 0: there are none."""
+    """The encoding of a graph's lists. ``window``: how many nodes back a list may be copied from; ``least_interval``:
+    the length of the shortest interval, 0 without intervals."""
 
     window: int
     least_interval: int
@@ -104,9 +108,9 @@ class Layout:
 
 
 class Successors:
-    """The lists of ``nodes`` nodes in the file ``stream``, ascending ids each; iterate once.
+    """The successor lists of ``nodes`` nodes in the file ``stream``, ascending ids each; iterate once.
 
-    SourceError for a stream that is damaged or stops early, BudgetError for lists too long to hold.
+    SourceError for a damaged or truncated stream, BudgetError for lists too long to hold.
     """
 
     def __init__(self, stream: Path, *, nodes: int, layout: Layout, budget_bytes: int) -> None:
@@ -136,7 +140,7 @@ class Successors:
                     raise self._too_long(node)
 
     def check_end(self, wanted: Mapping[str, int]) -> None:
-        """SourceError where what was read is not as ``wanted``, by ``bits``, ``arcs``, ``copied arcs``, …"""
+        """Raise SourceError where the counts read differ from ``wanted``, by ``bits``, ``arcs``, ``copied arcs``, …"""
         found = {
             "bits": self._bits,
             "arcs": self._copied + self._in_intervals + self._residual,
@@ -151,7 +155,7 @@ class Successors:
             raise SourceError(f"{self._path} goes on after its last node: it is damaged, or of another graph")
 
     def _chunk(self, node: int, recent: list[list[int]], chunk_bytes: int) -> Iterator[list[int]]:
-        """The lists from ``node`` on that lie in the next ``chunk_bytes`` as a whole."""
+        """Yield the lists from ``node`` on that lie completely in the next ``chunk_bytes``."""
         layout, nodes, slots = self._layout, self._nodes, self._layout.window + 1
         start = self._bits // 8
         self._stream.seek(start)
@@ -214,7 +218,8 @@ class Successors:
 
 
 def _copied(layout: Layout, bits: str, at: int, whole: list[int]) -> tuple[list[int], int]:
-    """What is copied of the list ``whole``: every second of some blocks of it; all of it where there are none."""
+    """Return the copied part of the list ``whole``: every second one of some blocks; all of it where there are no
+    blocks."""
     count, at = layout.block_count.read(bits, at)
     if not count:
         return whole[:], at
@@ -235,7 +240,7 @@ def _copied(layout: Layout, bits: str, at: int, whole: list[int]) -> tuple[list[
 
 
 def _intervals(layout: Layout, bits: str, at: int, node: int, left: int, found: list[int]) -> tuple[int, int]:
-    """Append runs of consecutive ids to ``found``; how many of ``left`` successors remain."""
+    """Append runs of consecutive ids to ``found``; return how many of ``left`` successors remain."""
     count, at = _GAMMA.read(bits, at)
     first = None
     for _ in range(count):
@@ -252,8 +257,8 @@ def _intervals(layout: Layout, bits: str, at: int, node: int, left: int, found: 
 
 
 def _residuals(code: Code, bits: str, at: int, node: int, left: int, found: list[int]) -> int:
-    """Append ``left`` single successors to ``found``. What comes for each arc is written out, on purpose: a call costs
-    as much as the work in it."""
+    """Append ``left`` single successors to ``found``. The loop's body is written out, since a call costs as much as its
+    work."""
     value, at = code.read(bits, at)
     successor = node + _signed(value)
     found.append(successor)
@@ -267,5 +272,5 @@ def _residuals(code: Code, bits: str, at: int, node: int, left: int, found: list
 
 
 def _signed(value: int) -> int:
-    """0, -1, 1, -2, … for 0, 1, 2, 3, …"""
+    """Return 0, -1, 1, -2, … for 0, 1, 2, 3, …"""
     return -(value + 1 >> 1) if value & 1 else value >> 1

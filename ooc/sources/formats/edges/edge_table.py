@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Edges in a table, CSV or Parquet; alone, or as ``edges.*`` in a folder beside ``nodes.*`` or ``features.npy``.
 
-And lists of edges in text. SNAP's (https://snap.stanford.edu/data): two ids a line, tab or spaces, comments with ``#``.
-More numbers on a line are data of the edge, in columns counted from 0. The ids are sparse; the comments at the start
-say how many nodes and edges there are and whether the graph is undirected, in which case each edge is listed once.
+Also lists of edges in text. SNAP's (https://snap.stanford.edu/data) have two ids on a line, separated by a tab or
+spaces, and comments with ``#``. Further numbers on a line are edge data, in columns counted from 0. The ids are sparse.
+The comments at the start give the numbers of nodes and edges, and whether the graph is undirected; then each edge is
+listed once.
 
-Matrix Market files (https://math.nist.gov/MatrixMarket/formats.html): the adjacency matrix of a graph. The entry (i, j)
-is the edge from node i - 1 to node j - 1. Of a symmetric matrix the file has one triangle. Values are weights, unless
-all are 1.
+Also Matrix Market files (https://math.nist.gov/MatrixMarket/formats.html): the adjacency matrix of a graph. The entry
+(i, j) is the edge from node i - 1 to node j - 1. A symmetric matrix is stored as one triangle. Values are weights,
+unless all are 1.
 """
 
 import re
@@ -69,7 +70,7 @@ def _open(path: Path, request: Request) -> Source:
 def table_graph(
     table: Table, name: str, request: Request, *, features: Path | None = None, labels: Path | None = None
 ) -> BareGraph:
-    """The graph called ``name`` whose edges are in ``table``; ``features``, ``labels``: files of theirs beside it."""
+    """Return the graph called ``name`` whose edges are in ``table``; ``features``, ``labels``: files beside it."""
     asked = asked_roles(request, table, EDGES)
     source, target = _ends(table, asked)
     carried, meanings = _carried(table, request, asked, (source, target))
@@ -94,7 +95,7 @@ def table_graph(
 
 
 def _ends(table: Table, asked: dict[str, str]) -> tuple[str, str]:
-    """The columns of the edges' sources and targets."""
+    """Return the columns of the edges' sources and targets."""
     rest = [name for name in table.columns if name not in asked]
     source = usual_column(table, SOURCE_END, _SOURCES, asked)
     target = usual_column(table, TARGET_END, _TARGETS, asked)
@@ -111,7 +112,7 @@ def _ends(table: Table, asked: dict[str, str]) -> tuple[str, str]:
 
 
 def _check_named(table: Table, names: list[str]) -> None:
-    """SourceError where the first line of a file may be an edge, by whose ends columns would be called."""
+    """Raise SourceError where the first line of a file, read as names of columns, may be an edge."""
     first = next(iter(table.blocks(dict.fromkeys(names, Cells.TEXT), _LOOKED_AT_ROWS)), None)
     ids = set[str]() if first is None else {*first[names[0]].tolist(), *first[names[1]].tolist()}
     if not all(map(str.isdecimal, names)) and not ids.isdisjoint(names):
@@ -125,9 +126,9 @@ def _check_named(table: Table, names: list[str]) -> None:
 def _carried(
     table: Table, request: Request, asked: dict[str, str], ends: tuple[str, str]
 ) -> tuple[EdgeColumns, dict[str, str]]:
-    """The columns of what edges carry, and what the others beside the ends were taken for.
+    """Return the columns of edge data, and the roles of all columns beside the ends.
 
-    SourceError for one of which nobody says what it is.
+    SourceError for a column without a role.
     """
     other = tuple(column for column in table.columns if column not in ends and asked.get(column) != IGNORE)
     chosen = asked_columns(request, other, str(table.path))
@@ -162,7 +163,7 @@ def column_edges(
     ids: Ends = NUMBERS,
     data: bool = True,
 ) -> Iterator[EdgeBlock]:
-    """Edges from the ids in the column ``source`` to those in ``target``, with what they carry; see `EdgeReader`."""
+    """Return edges from the ids in the column ``source`` to those in ``target``, with their data; see `EdgeReader`."""
     carried = carried if data else _NOTHING
     ends = {end: cells for end, cells in zip((source, target), ids, strict=True) if cells is not None}
     wanted = ends | dict.fromkeys(carried.names, Cells.REAL) or {source: Cells.TEXT}  # To count them.
@@ -214,7 +215,7 @@ def _open_snap(path: Path, request: Request) -> Source:
 
 
 def _is_snap(path: Path) -> bool:
-    """Text of any kind ends in .txt: the first line that is no comment must start with two ids."""
+    """Return whether the first line that is no comment starts with two ids, since any text may end in .txt."""
     if plain_suffix(path) not in SNAP_SUFFIXES:
         return False
     words = leading_comments(path)[1].removeprefix("\ufeff").split()

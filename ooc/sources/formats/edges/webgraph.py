@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""WebGraph's BVGraph: ``NAME.graph`` and ``NAME.properties`` (Boldi and Vigna, "The WebGraph framework I:
-compression techniques", WWW 2004), read from the first node to the last; ``NAME.offsets`` is not needed.
+"""WebGraph's BVGraph: ``NAME.graph`` and ``NAME.properties`` (Boldi and Vigna, "The WebGraph framework I: compression
+techniques", WWW 2004), read from the first node to the last; ``NAME.offsets`` is not needed.
 
-A node's successors are some blocks of those of an earlier node within the window, intervals of consecutive
-ids, and the rest as gaps. All of it is counted in the properties, and compared when the end is reached; so are
-the sizes of the gaps between successors, which change where a list is another one of the same length.
+A node's successors are blocks copied from those of an earlier node within the window, intervals of consecutive ids, and
+the rest as gaps. The properties count all of these, and the counts are compared at the end. So are the sizes of the
+gaps between successors, which differ where a list was replaced by another one of the same length.
 """
 
 from array import array
@@ -43,9 +43,9 @@ class _Properties:
     arcs: int
     layout: Layout
     counts: dict[str, int]
-    """What is in the stream, where the file says it, by the names of :meth:`Successors.check_end`."""
+    """The counts given in the file, by the names of :meth:`Successors.check_end`."""
     gaps: tuple[int, ...] | None
-    """How many successors are 2^k to 2^(k+1) - 1 past the one before, by k; see :class:`_Gaps`."""
+    """The numbers of successors that are 2^k to 2^(k+1) - 1 past the one before, by k; see :class:`_Gaps`."""
 
 
 def _open(path: Path, request: Request) -> Source:
@@ -80,17 +80,17 @@ def _open(path: Path, request: Request) -> Source:
 
 
 class _Gaps:
-    """Counts the sizes of gaps between successors by their powers of two, as WebGraph's own writer does.
+    """A histogram of the gaps between successors by their powers of two, as WebGraph's writer makes it.
 
-    The first of a list is counted by its distance from the node, twice that or, where it lies before the node, one
-    less (0 is not counted): ``BVGraph.updateBins``.
+    The first successor of a list counts by its distance from the node: twice the distance, or one less if it lies
+    before the node (0 is not counted): ``BVGraph.updateBins``.
     """
 
     def __init__(self) -> None:
         self._found = np.zeros(_MOST_GAP_BITS, dtype=np.int64)
 
     def add(self, block: EdgeBlock) -> None:
-        """Count the successors in ``block``, the whole lists of some nodes, ascending each."""
+        """Count the gaps in ``block``, the complete ascending lists of some nodes."""
         sources, found = block.sources, block.targets
         first = np.ones(len(found), dtype=np.bool_)
         first[1:] = sources[1:] != sources[:-1]
@@ -102,7 +102,7 @@ class _Gaps:
         self._found += np.bincount(bits[gaps > 0], minlength=_MOST_GAP_BITS)
 
     def check_end(self, wanted: tuple[int, ...] | None, stream: Path) -> None:
-        """SourceError where what was found is not as ``wanted``."""
+        """Raise SourceError where the histogram differs from ``wanted``."""
         found = np.trim_zeros(self._found, "b").tolist()
         if wanted is not None and list(wanted) != found:
             raise SourceError(f"{stream} has other gaps between successors than its properties count: it is damaged")
@@ -134,7 +134,7 @@ def _block(targets: "array[int]", degrees: "array[int]", first: int, stream: Pat
 
 
 def _base(path: Path) -> Path:
-    """The graph's files without their suffixes: ``path`` may be one of them, that base, or their folder."""
+    """Return the graph's path without suffix; ``path`` may be one of its files, that path, or their folder."""
     if path.is_dir():
         found = _graphs(path)
         if len(found) != 1:
@@ -144,7 +144,7 @@ def _base(path: Path) -> Path:
 
 
 def _graphs(folder: Path) -> list[Path]:
-    """The graphs in ``folder``; other formats have files called ``.graph`` too, but no properties beside them."""
+    """Return the graphs in ``folder``; other formats' ``.graph`` files have no properties beside them."""
     return sorted(path for path in folder.glob("*.graph") if path.with_suffix(".properties").is_file())
 
 
@@ -182,7 +182,7 @@ def _read_properties(path: Path, stream: Path) -> _Properties:
 
 
 def _codes(flags: str, k: int, path: Path) -> dict[str, Code]:
-    """The code of each role: as published, or as ``flags`` (``RESIDUALS_GAMMA|…``) say."""
+    """Return the code of each role: the published one, or as ``flags`` (``RESIDUALS_GAMMA|…``) say."""
     found = {role: Code(Family.GAMMA) for role in _ROLES.values()}
     found |= {"reference": Code(Family.UNARY), "residual": Code(Family.ZETA, k)}
     for flag in filter(None, (part.strip() for part in flags.split("|"))):
@@ -197,7 +197,7 @@ def _codes(flags: str, k: int, path: Path) -> dict[str, Code]:
 
 
 def _pairs(path: Path) -> dict[str, str]:
-    """The lines ``key=value`` of a Java properties file."""
+    """Yield the lines ``key=value`` of a Java properties file."""
     with as_error(SourceError, f"{path} cannot be read"):
         if path.stat().st_size > _MOST_PROPERTY_BYTES:
             raise SourceError(f"{path} is no properties file: it is too large")
@@ -214,7 +214,7 @@ def _number(values: dict[str, str], name: str, path: Path) -> int:
 
 
 def _gap_counts(values: dict[str, str], path: Path) -> tuple[int, ...] | None:
-    """The counts of gaps, without zeros at the end; None where the file does not say."""
+    """Return the histogram of gaps, without zeros at the end; None where the file does not give it."""
     if "successorexpstats" not in values:
         return None
     texts = values["successorexpstats"].split(",")
