@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the SSD returns the bytes that were stored: checksums of every block, whenever it is read or written.
+"""Checksums of blocks, which verify at every read that the SSD returns the bytes that were stored.
 
-A block of the run's own has the 64-bit sum of what was written. The store has CRC-32Cs of whole chunks, and blocks come
-in any order: those of the pieces that blocks and chunks cut each other into are kept, and when a chunk's are all known
-they are combined and compared with the chunk's (``ooc.storage.checksums``). From then on each piece has its sum, too.
-Learnt rows have a CRC-32C of each version, which its blocks' are combined to when it is written.
-14 bytes a piece are kept; 30 GB/s are summed on one core, and 13 GB/s at the first reading.
+A block that the run has written has the 64-bit sum of its bytes. The store has CRC-32Cs of whole chunks, while blocks
+come in any order. Chunks and blocks divide each other into pieces. The CRCs of the pieces are kept, and when those of a
+chunk are all known they are combined and compared with the chunk's (``ooc.storage.checksums``). From then on each piece
+has its sum, too. Trained rows have a CRC-32C for each version, combined from those of its blocks when it is written. 14
+bytes per piece are kept. Summing runs at 30 GB/s on one core, and at 13 GB/s at the first reading.
 """
 
 import google_crc32c
@@ -21,13 +21,14 @@ Memory = npt.NDArray[np.uint8]
 
 
 class BlockSums:
-    """Checksums of a matrix's blocks, by slab and number; of ``array`` where the store has it. One thread uses them.
+    """Checksums of a matrix's blocks, by slab and number; those of ``array`` where the store has them. Used by one
+    thread.
 
-    A file whose checksums nobody has kept is believed at its first reading.
+    A file without known checksums is trusted at its first reading.
     """
 
     def __init__(self, name: str, grid: Grid, array: Array | None = None, *, keeps_crcs: bool = False) -> None:
-        """``keeps_crcs``: of what is written, too, for ``written``."""
+        """``keeps_crcs``: also keep CRCs of what is written, for ``written``."""
         self._name, self._grid, self._keeps_crcs = name, grid, keeps_crcs
         self._array = array if array is not None and array.has_checksums else None
         self._stored = np.zeros(0, dtype=np.uint32) if self._array is None else self._array.checksums()
@@ -38,7 +39,7 @@ class BlockSums:
         self._compared = np.zeros(len(self._stored), dtype=bool)
 
     def write(self, slab: int, block: int, memory: Memory) -> None:
-        """The block is about to be written as it is in ``memory``."""
+        """Note the bytes in ``memory`` of a block that is about to be written."""
         index = slab * self._grid.blocks + block
         self._sums[index], self._summed[index] = quick_sum(memory), True
         self._array = None  # what the array had is gone
@@ -46,7 +47,7 @@ class BlockSums:
             self._crcs[index], self._known[index] = google_crc32c.extend(0, memory), True
 
     def written(self, rows: range) -> int | None:
-        """The CRC-32C of ``rows``, which blocks were written with; None where one was not seen."""
+        """Return the CRC-32C of the written ``rows``; None where the bytes of one block were not seen."""
         grid, checksum = self._grid, 0
         blocks = grid.blocks_with(rows)
         seen = slice(blocks.start, blocks.stop)
@@ -58,11 +59,12 @@ class BlockSums:
         return checksum
 
     def forget(self, slab: int, block: int) -> None:
-        """The block is about to be written out of memory that cannot be seen."""
+        """Note that the block is about to be written from memory that cannot be seen, so that its sum is unknown."""
         self._summed[slab * self._grid.blocks + block] = False
 
     def read(self, slab: int, block: int, memory: Memory) -> None:
-        """The block has come to ``memory``. SpillError or StoreError where it is another than was stored."""
+        """Check the block that was read to ``memory``; raise SpillError or StoreError where its bytes differ from those
+        stored."""
         if self._array is None:
             if not self._agrees(slab * self._grid.blocks + block, memory):
                 raise SpillError(f"{self._name}: the SSD returns other bytes of block {block} than were written there")
@@ -76,7 +78,7 @@ class BlockSums:
                 raise self._array.damaged(chunk)
 
     def finish(self) -> None:
-        """Compare what has been read of chunks that are not read whole; the rest of each is read for that."""
+        """Check the chunks of which only a part was read; the rest of each is read for that."""
         if self._array is None:
             return
         height, row_bytes = self._array.chunks[0], self._array.row_bytes
@@ -94,7 +96,7 @@ class BlockSums:
                 raise self._array.damaged(chunk)
 
     def _agrees(self, index: int, memory: Memory) -> bool:
-        """Whether it is what is known; it is from now on."""
+        """Return whether the bytes match the known sum; an unknown sum is noted."""
         total = quick_sum(memory)
         if self._summed[index]:
             return bool(self._sums[index] == total)
@@ -107,7 +109,7 @@ class BlockSums:
         return True
 
     def _compare(self, array: Array, chunk: int) -> bool:
-        """False where all pieces of a chunk are known and come to another checksum than it has."""
+        """Return False if all pieces of a chunk are known and their combined checksum is not the chunk's."""
         rows = _rows_of(array, chunk)
         blocks = self._grid.blocks_with(rows)
         if not self._known[blocks[0] + chunk : blocks[-1] + chunk + 1].all():
@@ -125,5 +127,6 @@ class BlockSums:
 
 
 def _rows_of(array: Array, chunk: int) -> range:
-    """Those of a chunk, which may go on behind the last. The piece that a block has of it is number block + chunk."""
+    """Return the rows of a chunk, which may extend beyond the matrix. Block b's piece of chunk c has the number b +
+    c."""
     return range(chunk * array.chunks[0], (chunk + 1) * array.chunks[0])

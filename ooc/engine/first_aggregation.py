@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""t · A(s · X), computed once and kept in the store under ``agg/`` for every later run.
+"""t · A(s · X), computed once and kept in the store under ``agg/`` for all later runs.
 
-The array is stamped with checksums of all it depends on: features, in-edges, self-loops and weights that count. One
-whose stamp does not fit is ignored and replaced. Written beside its place and renamed, so that a half-written one is
-never found; where the store cannot be written to, nothing is kept.
+The array is stamped with checksums of all it depends on: features, in-edges, self-loops and relevant weights. An array
+with another stamp is ignored and replaced. It is written beside its place and renamed, so that a half-written one is
+never found. Where the store is not writable, nothing is kept.
 """
 
 import contextlib
@@ -30,13 +30,14 @@ from ooc.storage.zarr_json import METADATA_FILE
 GROUP = "agg"
 _STAMP = "stamp.json"
 _FORM = 1
-"""Of the stamp. Aggregations without one may have been rounded by a run that kept its intermediates in bfloat16."""
+"""The stamp's version. Aggregations without one may have been rounded by a run that kept its intermediates in
+bfloat16."""
 _FREE_SHARE = 2
-"""Free space asked for, in sizes of the array: a cache must not be what fills a disk."""
+"""The free space required, in sizes of the array: a cache must not fill a disk."""
 
 
 def find_aggregation(store: Store, scaling: AnyScaling, dtype: torch.dtype) -> Array | None:
-    """The kept aggregation, [N, F] in ``dtype``, or None if there is none that fits the store as it is."""
+    """Return the kept aggregation, [N, F] in ``dtype``, or None if none matches the store."""
     name = _name(scaling, dtype)
     try:
         stamp = json.loads((store.path / name / _STAMP).read_text())
@@ -50,8 +51,8 @@ def find_aggregation(store: Store, scaling: AnyScaling, dtype: torch.dtype) -> A
 def keep_aggregation(
     store: Store, scaling: AnyScaling, dtype: torch.dtype, shape: tuple[int, int], blocks: Iterable[Tensor]
 ) -> bool:
-    """Write what the run has just computed, [N, F] of this ``shape``, to the store. False where there is no room or no
-    right to."""
+    """Write what the run has just computed, [N, F] of this ``shape``, to the store; return False without space or
+    permission."""
     name = _name(scaling, dtype)
     rows, columns = shape
     if shutil.disk_usage(store.path).free < _FREE_SHARE * rows * columns * dtype.itemsize:
@@ -83,14 +84,14 @@ def keep_aggregation(
 
 
 def _remove_abandoned(store: Store) -> None:
-    """Remove what processes of this machine that are no more have left half-written."""
+    """Remove half-written arrays of this machine's processes that no longer exist."""
     for left in (store.path / GROUP).glob(f"*{_partial('*')}"):
         if not Path(f"/proc/{left.name.rpartition('-')[2]}").exists():
             shutil.rmtree(left, ignore_errors=True)
 
 
 def _partial(process: int | str) -> str:
-    """How the name of what a process writes ends; other machines may see the same store."""
+    """Return the suffix of what a process writes, which names the machine, since others may use the same store."""
     return f".partial-{socket.gethostname()}-{process}"
 
 
@@ -99,7 +100,7 @@ def _name(scaling: AnyScaling, dtype: torch.dtype) -> str:
 
 
 def _stamp(store: Store, scaling: AnyScaling) -> dict[str, int]:
-    """A checksum over the chunk checksums of each array that the aggregation is made from."""
+    """Return a checksum over the chunk checksums of each array that the aggregation is made from."""
     side, x = Direction.IN.value, features_name(ends_of(scaling)[0])
     if isinstance(scaling, RelationScaling):
         side = RelationEdges(scaling.relation.folder, Direction.IN).value

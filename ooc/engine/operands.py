@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrices as the plan has cut them, and what a tile reads and writes of them, wherever the plan has put it.
+"""Matrices in the blocks of the plan, and the rows of them that a tile reads and writes, wherever the plan has put
+them.
 
-Blocks lie in frames, or a matrix whole in a region; either way a tile's rows are a view of that memory. ``open``
-is called when a step begins, on the one thread that moves blocks; ``tile``, ``put`` and ``take`` on any.
+Blocks are in frames, or a whole matrix is in a region; in both cases a tile's rows are a view of that memory. ``open``
+is called when a step begins, on the thread that moves blocks; ``tile``, ``put`` and ``take`` on any thread.
 """
 
 import os
@@ -25,21 +26,21 @@ from ooc.storage.versioned_array import VersionedArray
 
 T = TypeVar("T")
 _ALIGNMENT = 64
-"""Of the memory that torch gives a tensor, in bytes."""
+"""The alignment of memory that torch allocates for a tensor, in bytes."""
 
 
 def as_matrix(memory: Tensor, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
-    """[rows, columns] over the first bytes of ``memory``, uint8; no copy."""
+    """Return [rows, columns] as a view of the first bytes of ``memory``, uint8."""
     return memory[: rows * columns * dtype.itemsize].view(dtype).view(rows, columns)
 
 
 @dataclass(slots=True)
 class BlockedMatrix:
-    """One matrix at run time; its blocks are numbered from ``base``, of ``dtype``; in a region it is ``region_dtype``.
+    """A matrix at run time. Its blocks of ``dtype`` are numbered from ``base``; in a region it has ``region_dtype``.
 
-    ``file`` is its spill file; a matrix of the store has ``array`` instead. One that is learnt has an array of several
-    versions, and a file of each that has been written to, by its path, by which ``checksums`` are, too. ``own``: the
-    rows that are read and written of such files, where these are of several processes (None: all).
+    ``file`` is its spill file; a matrix of the store has ``array`` instead. A trained matrix has an array of several
+    versions. Then ``versions`` has a file for each version that was written to, by path, and ``checksums`` are by path,
+    too. ``own``: the rows that this process reads and writes in files shared by several processes (None: all).
     """
 
     name: str
@@ -54,11 +55,11 @@ class BlockedMatrix:
     checksums: dict[Path | None, BlockSums] = field(default_factory=dict)
 
     def number(self, slab: int, block: int) -> int:
-        """The number of a block throughout the plan."""
+        """Return the number of a block in the plan."""
         return self.base + slab * self.grid.blocks + block
 
     def spans(self, slab: int, block: int, *, writing: bool = False) -> Sequence[Span]:
-        """Where a block lies on the SSD, or is to be written."""
+        """Return where a block is on the SSD, or is to be written."""
         grid, rows = self.grid, self._rows(block)
         if isinstance(self.array, VersionedArray) and writing:
             path = self.array.next_path
@@ -73,7 +74,7 @@ class BlockedMatrix:
         return [Span(self.file, grid.block_offset(slab, block), grid.block_nbytes(slab, block), self.name)]
 
     def part(self, slab: int, block: int) -> slice:
-        """Which of the bytes of a block in memory the SSD has."""
+        """Return which bytes of a block in memory are stored on the SSD."""
         row_bytes, rows = self.grid.row_bytes(slab), self._part(block)
         return slice(rows.start * row_bytes, rows.stop * row_bytes)
 
@@ -85,7 +86,7 @@ class BlockedMatrix:
         return range(start + part.start, start + part.stop)
 
     def sums(self, *, written: bool = False) -> BlockSums:
-        """Checksums of the blocks of what is read, or of what is ``written``."""
+        """Return the checksums of the blocks that are read, or of those that are ``written``."""
         path, learnt = None, isinstance(self.array, VersionedArray)
         if isinstance(self.array, VersionedArray):
             path = self.array.next_path if written else self.array.current_path
@@ -95,7 +96,7 @@ class BlockedMatrix:
         return self.checksums[path]
 
     def rows(self, workspace: Workspace, slab: int, block: int) -> Tensor:
-        """The block where ``workspace`` has it, [height, width]."""
+        """Return the block in ``workspace``, [height, width]."""
         grid = self.grid
         return workspace.matrix(self.number(slab, block), self.dtype, grid.height(block), grid.width(slab))
 
@@ -108,7 +109,7 @@ class BlockedMatrix:
 
 
 class _Operand:
-    """Some slabs of a matrix, in frames; or the matrix ``whole`` in memory."""
+    """Some slabs of a matrix, in frames; or the ``whole`` matrix in memory."""
 
     def __init__(self, matrix: BlockedMatrix, workspace: Workspace, slabs: range, whole: Tensor | None) -> None:
         self._matrix = matrix
@@ -119,7 +120,7 @@ class _Operand:
         self._blocks: OpenBlocks[list[Tensor]] = OpenBlocks()
 
     def open(self, start: int, stop: int) -> None:
-        """Rows ``start:stop`` are about to be taken, or put."""
+        """Prepare to take or put rows ``start:stop``."""
         if self._whole is None:
             self._blocks.open(self._matrix.grid.blocks_with(range(start, stop)), self._rows)
 
@@ -127,7 +128,7 @@ class _Operand:
         return [self._matrix.rows(self._workspace, k, block) for k in self._slabs]
 
     def _in_one(self, start: int, stop: int) -> Tensor | None:
-        """Rows ``start:stop``, where they lie in one block of the only slab, as those of most tiles do."""
+        """Return rows ``start:stop`` if they are in one block of the only slab, as those of most tiles are."""
         height, rows = self._rows_of_block, self._matrix.grid.rows
         if not height or stop > rows:
             return None
@@ -139,7 +140,7 @@ class _Operand:
         return piece[first:last] if first or (last < height and stop < rows) else piece
 
     def _of_tile(self, start: int, stop: int) -> list[list[Tensor]]:
-        """Rows ``start:stop``: of each block that they lie in, those of each of its slabs."""
+        """Return rows ``start:stop`` by block and slab."""
         grid, found = self._matrix.grid, []
         height, rows = grid.block_rows, grid.rows
         for block in grid.blocks_with(range(start, stop)):
@@ -150,12 +151,12 @@ class _Operand:
         return found
 
     def forget(self) -> None:
-        """Nothing is taken any more, or put, of what has been opened."""
+        """Forget the blocks that were opened: no rows of them are taken or put any more."""
         self._blocks = OpenBlocks()
 
 
 class Input(_Operand):
-    """A matrix whose rows a pass loads, as values of ``dtype`` (None: as they are): all ``columns`` or some of them."""
+    """A matrix whose rows a pass loads, as values of ``dtype`` (None: unchanged): all ``columns`` or some of them."""
 
     def __init__(
         self,
@@ -178,7 +179,7 @@ class Input(_Operand):
         self._none = torch.empty(0, len(columns), dtype=self._dtype, device=workspace.place)
 
     def tile(self, start: int, stop: int) -> Tensor:
-        """Rows ``start:stop``, or as many of them as the matrix has; a copy only where they lie in several frames."""
+        """Return rows ``start:stop``, or as many as the matrix has; copied only where they are in several frames."""
         if start >= min(stop, self._matrix.grid.rows):
             return self._none
         piece = self._in_one(start, stop)
@@ -205,7 +206,7 @@ class Input(_Operand):
 class Output(_Operand):
     """A matrix whose rows a row pass stores: slabs in a region, slabs in frames, or both.
 
-    Values are rounded to the matrix's type wherever they are kept, so that it makes no difference where that is.
+    Values are rounded to the matrix's dtype wherever they are kept, so that their place makes no difference.
     """
 
     def __init__(
@@ -218,19 +219,21 @@ class Output(_Operand):
         framed: range,
         first_row: int = 0,
     ) -> None:
-        """``first_row``: of the ``direct`` slabs."""
+        """``first_row``: the first row of the ``direct`` slabs."""
         super().__init__(matrix, workspace, framed, whole)
         self._direct, self._first_row = direct, first_row
         self._is_framed = not direct and whole is None and matrix.grid.slabs == len(framed) == 1
         regions = direct if whole is None else [whole]
         self._rounds_first = any(region.dtype != matrix.dtype for region in regions)
-        """Whether something is wider than what is kept: elsewhere the copy itself rounds, in half the time."""
+        """Whether a region has a wider dtype than the matrix. Otherwise the copy itself rounds, in half the time."""
         has_one = matrix.grid.slabs == 1 and regions and not self._rounds_first and regions[0].is_contiguous()
         self._region = regions[0] if has_one else None
 
     def place(self, start: int, stop: int, dtype: torch.dtype) -> Tensor | None:
-        """Where rows ``start:stop`` are kept, of ``dtype``, all columns in one place and aligned as memory of their own
-        would be: there they may be computed, and need not be copied. None: nowhere."""
+        """Return the memory of rows ``start:stop`` in ``dtype``, if results may be computed directly there.
+
+        All columns must be in one place, aligned as torch's own allocations are. None: compute elsewhere and ``put``.
+        """
         found: Tensor | None = None
         if stop > self._matrix.grid.rows:
             return None
@@ -241,7 +244,7 @@ class Output(_Operand):
         return found if found is not None and found.dtype == dtype and found.data_ptr() % _ALIGNMENT == 0 else None
 
     def put(self, start: int, stop: int, rows: Tensor) -> None:
-        """Rows ``start:stop`` are ``rows``, as far as the matrix has them."""
+        """Store ``rows`` as rows ``start:stop``, as far as the matrix has them."""
         piece = self._in_one(start, stop) if self._is_framed else None
         if piece is not None and piece.shape[0] == rows.shape[0]:
             piece.copy_(rows)
@@ -267,8 +270,8 @@ class Output(_Operand):
 
 
 class Sums:
-    """A matrix whole in memory that tiles scatter to: all zeros at first, added to in the order of the tiles, by one
-    process after the other."""
+    """A whole matrix in memory that tiles scatter to: zeros at first, then added to in the order of the tiles, by one
+    process after another."""
 
     def __init__(self, whole: Tensor, exchange: Exchange | None = None) -> None:
         self._whole = whole.zero_()
@@ -276,7 +279,7 @@ class Sums:
         self._hand_on: Callable[[], None] | None = None
 
     def add(self, rows_S: Tensor, values_SC: Tensor) -> None:
-        """Add to some rows, none of them twice. Those beyond the matrix's end are of no use to anybody."""
+        """Add to some rows, each at most once; rows beyond the matrix's end are ignored."""
         self._take()
         if rows_S.shape[0] and int(rows_S.max()) >= self._whole.shape[0]:
             inside_S = rows_S < self._whole.shape[0]
@@ -284,23 +287,25 @@ class Sums:
         self._whole.index_add_(0, rows_S, values_SC)
 
     def _take(self) -> None:
-        """Go on from what processes before this one came to. Not before the first tile: they have to be sent what is
-        pulled first."""
+        """Continue from the sums of the processes before this one.
+
+        This may not happen before the first tile, since those processes must first be sent what they pull.
+        """
         if self._exchange is not None and self._hand_on is None:
             self._hand_on = self._exchange.in_turn(self._whole)
 
     def finish(self) -> None:
-        """They are there."""
+        """Finish the sums, and pass them on to the next process."""
         self._take()
         if self._hand_on is not None:
             self._hand_on()
 
 
 class OpenBlocks(Generic[T]):
-    """Views of the blocks of this step and the one before it, whose tiles may still be computed.
+    """Views of the blocks of this step and of the one before it, whose tiles may still be computed.
 
-    Older ones are let go: small objects that outlive many tiles leave holes in the heap that no tile's fits. Views of
-    the step before can be had all the while the next one opens.
+    Older views are released: small objects that outlive many tiles fragment the heap. Views of the step before remain
+    available while the next one opens.
     """
 
     def __init__(self) -> None:

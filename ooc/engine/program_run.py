@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of a program: what happens between the steps of its passes, whatever memory they work in; and the loop over
-the steps of a pass, the same for every kind: blocks come and go around each step, its tasks are computed on any thread,
-and what they give is reduced on this one, in their order."""
+"""One run of a program, and the loop over the steps of a pass.
+
+A program's run moves blocks between steps, whatever memory the passes work in. The loop is the same for every kind of
+pass: a step's tasks are computed on any thread, and their results are reduced on this one, in order.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -26,7 +28,8 @@ from ooc.stages import Step as StageStep
 
 
 class ProgramRun:
-    """One run of program ``name``, whose stages ``steps`` compute; ``sums`` gets every tile, in order."""
+    """One run of program ``name``, whose stages are computed by ``steps``; ``sums`` gets every tile's results, in
+    order."""
 
     def __init__(
         self,
@@ -49,7 +52,7 @@ class ProgramRun:
         self._index = 0
         self._regions: dict[str, list[Region]] = {}
         self._entered: dict[int, list[Region]] = {}
-        """By matrix; and by the pass from which on they are taken."""
+        """Regions by matrix; and by the pass that first uses them."""
         for region in self.plan.regions[name]:
             self._regions.setdefault(region.matrix, []).append(region)
             self._entered.setdefault(region.first, []).append(region)
@@ -62,11 +65,11 @@ class ProgramRun:
                 self._filled[span.first].append(span.block)
 
     def warm_up(self) -> None:
-        """Have in their frames the blocks that the program before has left there; others are read."""
+        """Find the blocks that the previous program has left in their frames; others are read."""
         self.workspace.begin(self.program, self.plan.staged.get(self.name))
 
     def enter(self, index: int) -> None:
-        """Before pass ``index``: blocks move out of the way of regions."""
+        """Begin pass ``index``: move blocks out of the way of its regions."""
         self._index = index
         self._move(index)
         for region in self._entered.get(index, ()):
@@ -74,13 +77,15 @@ class ProgramRun:
         self.workspace.entered()
 
     def finish(self) -> None:
-        """After the last pass: carried blocks lie where the next program looks for them."""
+        """After the last pass, move carried blocks to where the next program expects them."""
         self._move(len(self.passes))
         self.workspace.finish(self.program)
 
     def begin(self, step: int) -> None:
-        """Send off the reads due before ``step``, then wait for those it needs and for the frames it fills. Nothing is
-        half done here: Ctrl-C ends it first."""
+        """Start the reads due before ``step``, then wait for those it needs and for the frames it fills.
+
+        Nothing is incomplete at this point, so Ctrl-C takes effect first.
+        """
         stop_if_asked()
         if self.runtime.exchange is not None:
             self.runtime.exchange.ranks.check()
@@ -96,30 +101,30 @@ class ProgramRun:
             workspace.await_frame(block)
 
     def end(self, step: int) -> None:
-        """Send off the writes due after ``step``."""
+        """Start the writes due after ``step``."""
         for block in self.program.store[step]:
             self.workspace.write(block, step)
         if self.recorder is not None:
             self.recorder.end(step)
 
     def region(self, name: str, index: int) -> Region:
-        """The region of matrix ``name`` during pass ``index``."""
+        """Return the region of matrix ``name`` during pass ``index``."""
         return next(region for region in self._regions[name] if region.first <= index <= region.last)
 
     def whole(self, name: str, index: int) -> Tensor | None:
-        """A matrix that is in memory whole; None if it is not."""
+        """Return a matrix that is in memory as a whole; None if it is not."""
         if name not in self.plan.matrices or not self.plan.matrices[name].whole:
             return None
         return self.whole_rows(name, index)[:, : self.plan.matrices[name].grid.columns]
 
     def whole_rows(self, name: str, index: int) -> Tensor:
-        """One that is, with its spare columns."""
+        """Return such a matrix with its spare columns."""
         matrix, planned = self.runtime.matrices[name], self.plan.matrices[name]
         memory = self.workspace.region(self.region(name, index).frame, planned.region_nbytes)
         return as_matrix(memory, matrix.region_dtype, planned.grid.rows, planned.grid.columns + planned.spare_columns)
 
     def sums(self, pull: Pull | None, index: int) -> Sums | SumsWriter | None:
-        """The matrix that pass ``index`` scatters to, if its pull does."""
+        """Return the matrix that pass ``index`` scatters to, if its pull scatters."""
         if pull is None or pull.scattered is None:
             return None
         file = self.runtime.partial_sums.get(pull.scattered)
@@ -130,7 +135,7 @@ class ProgramRun:
         return Sums(whole, self.runtime.exchange)
 
     def summed_rows(self, name: str, item: RowPass) -> SummedRows | None:
-        """The rows of matrix ``name``, which a pass loads, if these are sums that have been spilled."""
+        """Return the rows of matrix ``name``, which a pass loads, if it is the spilled sums of a scatter."""
         file = self.runtime.partial_sums.get(name)
         if file is None:
             return None
@@ -138,7 +143,7 @@ class ProgramRun:
         return SummedRows(file, memory, reverse=item.stage.reverse)
 
     def bucketed_rows(self, item: RowPass) -> RowsReader | None:
-        """What a pass gathers from, if that has been shuffled to the buckets of its rows."""
+        """Return the rows that a pass gathers, if they have been shuffled to the buckets of its rows."""
         if item.bucketed is None:
             return None
         file = self.runtime.bucketed_rows[item.bucketed]
@@ -146,14 +151,14 @@ class ProgramRun:
         return RowsReader(file, memory, targets=item.rows, reverse=item.stage.reverse)
 
     def streaming_memory(self, name: str, index: int, nbytes: int) -> Tensor:
-        """What pass ``index`` has for a matrix without blocks."""
+        """Return the memory of pass ``index`` for a matrix without blocks."""
         return self.workspace.region(self.region(name, index).frame, nbytes)
 
     def written_rows(self, name: str, index: int) -> int:
-        """How many rows of matrix ``name``, which pass ``index`` pulls, this program has written.
+        """Return how many rows of matrix ``name``, which pass ``index`` pulls, this program has written.
 
-        A program that computes fewer rows than another one leaves the last ones as they are, and what lies in memory
-        there is no number: of neighbours among them nothing is pulled.
+        A program that computes fewer rows than another one leaves the last ones undefined; nothing may be pulled from
+        them.
         """
         return max(item.rows for item in self.passes[:index] if name in item.stores)
 
@@ -163,8 +168,10 @@ class ProgramRun:
 
 
 class PassRun(ABC):
-    """One execution of a pass. A *sweep* over the rows is all of it, or that of one slab. Its tasks give tiles: what
-    they scatter is added to its matrix, then the program's run reduces them."""
+    """One execution of a pass. A *sweep* over the rows is the whole pass, or the part for one slab.
+
+    Its tasks give tiles' results: what they scatter is added to its matrix, then the program's run reduces them.
+    """
 
     def __init__(self, run: ProgramRun, item: Pass) -> None:
         self.program = run
@@ -176,24 +183,24 @@ class PassRun(ABC):
         self._sums = run.sums(item.pull, item.index)
 
     def begins_sweep(self, number: int) -> bool:
-        """Whether step ``number``, not the first, is the first of a sweep."""
+        """Return whether step ``number``, which is not the first, is the first of a sweep."""
         steps = self.program.program.steps
         return steps[number].slab != steps[number - 1].slab
 
     @abstractmethod
     def begin_sweep(self, step: Step) -> None:
-        """Nothing of the sweep before is computed any more, and ``step`` is the first of the next one."""
+        """Begin a sweep with ``step``, after all tasks of the sweep before have been computed."""
 
     @abstractmethod
     def open(self, number: int, step: Step) -> Iterable[Any]:
-        """The tasks of a step, in order; the blocks it needs are there."""
+        """Return the tasks of a step, in order; the blocks it needs are in memory."""
 
     @abstractmethod
     def compute(self, task: Any) -> Any:
-        """One task, on any thread."""
+        """Compute one task, on any thread."""
 
     def reduce(self, result: Any) -> None:
-        """What ``compute`` gave, in the order of the tasks; None: nothing to add to anything."""
+        """Reduce what ``compute`` returned, in the order of the tasks; None: nothing to add."""
         if result is None:
             return
         found = result.scattered
@@ -204,14 +211,14 @@ class PassRun(ABC):
         self.program.sums_over_rows.reduce(result)
 
     def finish(self) -> None:
-        """Everything has been reduced."""
+        """Finish the pass after all results have been reduced."""
         if self._sums is not None:
             self._sums.finish()
         self.program.sums_over_rows.end_pass(reverse=self._reverse)
 
     def run(self) -> None:
-        """All steps. While a step is computed, the next one's tasks are put out, unless a pass has one step at a time;
-        the last but one has ended by then."""
+        """Run all steps. While a step is computed, the next one's tasks are queued, unless the pass has one step at a
+        time; by then the step before has ended."""
         program, steps, first, stop = self.program, self.program.program.steps, self._first, self._stop
         (handed_out, took_s), begun_s = self.runtime.workers.way((program.name, first)), perf_counter()
         handed_out |= program.plan.has_tiers  # there a tile is over when it is launched

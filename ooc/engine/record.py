@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one epoch of training came to: a line of ``metrics.jsonl``."""
+"""The record of one training epoch: a line of ``metrics.jsonl``."""
 
 import json
 import math
@@ -10,8 +10,11 @@ from typing import Any, NamedTuple
 
 
 class Taken(NamedTuple):
-    """What a training has taken so far, or since an earlier moment: of the clock, of all threads on tiles and of the
-    process, of waiting for the SSD; the rest as in an `EpochRecord`."""
+    """The resources a training has taken so far, or since an earlier moment.
+
+    They are wall-clock time, all threads' time on tiles, the process's CPU time, and waiting for the SSD; the rest as
+    in an `EpochRecord`.
+    """
 
     time_s: float
     compute_s: float
@@ -26,7 +29,7 @@ class Taken(NamedTuple):
     exchange_wait_s: float
 
     def since(self, earlier: "Taken") -> "Taken":
-        """What was taken from ``earlier`` on."""
+        """Return what was taken since ``earlier``."""
         taken: Any = map(sub, self, earlier)
         return Taken(*taken)
 
@@ -35,10 +38,10 @@ class Taken(NamedTuple):
 class PassRecord:
     """One pass of an epoch's program, in the plan's order. ``name`` is its title there.
 
-    ``time_s`` is the clock's, ``compute_s`` what all threads together have spent on its tiles, ``cpu_s`` the processor
-    time of the whole process, moving blocks included, ``wait_s`` how long the thread that moves blocks waited for the
-    SSD. Bytes are those whose requests ended during the pass: reads ahead for the next pass and writes left by the one
-    before are among them.
+    ``time_s`` is wall-clock time, ``compute_s`` the time all threads together spent on its tiles, and ``cpu_s`` the CPU
+    time of the whole process, including moving blocks. ``wait_s`` is how long the thread that moves blocks waited for
+    the SSD. Bytes belong to requests that ended during the pass, including reads ahead for the next pass and writes of
+    the one before.
     """
 
     program: str
@@ -55,23 +58,24 @@ _RENAMED = {f"{split}_acc": f"{split}_score" for split in ("train", "valid", "te
 
 
 def with_names_of_now(values: Mapping[str, Any]) -> dict[str, Any]:
-    """``values`` of a run's file by today's names of scores, which were ``…_acc`` once whatever the metric."""
+    """Return ``values`` of a run's file under today's names of scores, which used to be ``…_acc`` for every metric."""
     return {_RENAMED.get(name, name): value for name, value in values.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochRecord:
-    """One epoch. ``…_score`` are by the run's metric, None where not evaluated; times are seconds, the rest bytes.
+    """One epoch. ``…_score`` are by the run's metric, None where not evaluated; times are in seconds, the rest in
+    bytes.
 
-    ``time_s`` is training alone, ``eval_s`` the evaluation after it; where an epoch is scored by the next one's
-    forward pass, ``eval_s`` is 0 and the next ``time_s`` has it. ``io_wait_s`` is the part of
-    both spent waiting for the disk, ``io_busy_s`` the part of training in which the disk had something to do, and
-    ``hit_rate`` the part of all reads of blocks that found them in memory. Peaks are those of the epoch, of the
-    memory under each budget. ``passes`` are those of the training program, one after the other. ``to_device_bytes`` and
-    ``to_host_bytes`` went over the wire to a device with memory of its own, and came back. ``ssd_way`` is the engine
-    that read and wrote the SSD, and how that got to such a device. ``received_bytes`` are of rows that other processes
-    of the training have sent, and ``exchange_wait_s`` what was waited for them and for sums, who computes longer
-    included; of several processes the first one's times and bytes are told.
+    ``time_s`` is training alone, ``eval_s`` the evaluation after it; where an epoch is scored by the next one's forward
+    pass, ``eval_s`` is 0 and the next ``time_s`` includes it. ``io_wait_s`` is the part of both spent waiting for the
+    disk, ``io_busy_s`` the part of training in which the disk was busy. ``hit_rate`` is the share of reads of blocks
+    that found them in memory. Peaks are those of the epoch, of the memory under each budget. ``passes`` are those of
+    the training program, in order. ``to_device_bytes`` and ``to_host_bytes`` were copied to and from a device with its
+    own memory. ``ssd_way`` is the engine that read and wrote the SSD, and the way from there to such a device.
+    ``received_bytes`` are of rows sent by other processes of the training. ``exchange_wait_s`` is the time spent
+    waiting for them and for sums, including processes that compute longer. Of several processes, times and bytes are
+    the first one's.
     """
 
     epoch: int
@@ -97,21 +101,25 @@ class EpochRecord:
 
     @property
     def bound(self) -> str:
-        """What the epoch waited for: ``"ssd"`` if computing waited longer for the SSD than that for computing."""
+        """Return what the epoch waited for: ``"ssd"`` if computing waited longer for the SSD than the SSD for
+        computing."""
         return "ssd" if self.io_wait_s > max(0.0, self.time_s - self.io_busy_s) else "compute"
 
     def scored(self, scores: Mapping[str, float | None], *, eval_s: float = 0.0, wait_s: float = 0.0) -> "EpochRecord":
-        """This record with the ``scores`` ``train_score``, …, and what an evaluation of its own took, if it had one."""
+        """Return this record with the ``scores`` ``train_score``, …, and what a separate evaluation took, if there was
+        one."""
         return replace(self, **scores, eval_s=eval_s, io_wait_s=self.io_wait_s + wait_s)  # type: ignore[arg-type]
 
     def as_dict(self) -> dict[str, Any]:
-        """Field names to values, in order."""
+        """Return field names and values, in order."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "EpochRecord":
-        """The inverse of `as_dict`; fields with a default may be missing, as from earlier versions' records. Raises
-        ValueError when another one is, or is unknown, or of another kind."""
+        """Return the inverse of `as_dict`; fields with a default may be missing, as in earlier versions' records.
+
+        Raises ValueError when another field is missing, unknown, or of another type.
+        """
         values = with_names_of_now(values)
         names = {field.name for field in fields(cls)}
         if not {field.name for field in fields(cls) if field.default is MISSING} <= set(values) <= names:
@@ -128,7 +136,7 @@ class EpochRecord:
         return cls(**{**values, "passes": passes})
 
     def to_line(self) -> str:
-        """One JSON object in one line. A loss that is no finite number, which JSON lacks, becomes null."""
+        """Return one JSON object in one line. A loss that is not finite becomes null, as JSON has no such number."""
         values = self.as_dict()
         if not math.isfinite(self.loss):
             values["loss"] = None
@@ -136,7 +144,7 @@ class EpochRecord:
 
     @classmethod
     def from_line(cls, line: str) -> "EpochRecord":
-        """The inverse of `to_line`, null being read as NaN. Raises ValueError for a torn line."""
+        """Return the inverse of `to_line`, null being read as NaN; raise ValueError for a torn line."""
         values = json.loads(line)
         if not isinstance(values, dict):
             raise ValueError("not a JSON object")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One epoch watched as it runs: what each resource did when, what memory was in use, and which matrix moved how much.
+"""A recorder of one epoch: what each resource did when, what memory was in use, and how many bytes of each matrix
+moved.
 
-What is kept of it is bounded, however large the graph: times by at most 1,024 pieces
-(``ooc.plan.simulate.condensed``), bytes by matrix. Watching decides nothing and changes no result.
+The record's size is bounded, however large the graph: times by at most 1,024 pieces (``ooc.plan.simulate.condensed``),
+bytes by matrix. Recording decides nothing and changes no result.
 """
 
 import resource
@@ -23,13 +24,13 @@ from ooc.prefetch.engine import Span, Ticket
 
 _STATM = Path("/proc/self/statm")
 _BETWEEN_LOOKS_S = 25e-3
-"""At least, between two looks at the process's memory: one takes ten microseconds, in a sandbox two hundred."""
+"""The least time between two looks at the process's memory: one takes ten microseconds, in a sandbox two hundred."""
 _WAITING_SHARE = 0.1
-"""Of a pass's time: one that waited longer than this was bound by what it waited for, as the simulator has it."""
+"""The share of a pass's time: a pass that waited longer was bound by what it waited for, as in the simulator."""
 
 
 class EpochRecorder:
-    """Watches one run of ``program``: from ``start`` to ``finish``, or ``stop`` where it fails."""
+    """A recorder of one run of ``program``: from ``start`` to ``finish``, or to ``stop`` where the run fails."""
 
     def __init__(self, program: str) -> None:
         self.program = program
@@ -42,7 +43,7 @@ class EpochRecorder:
         self._runtime: Runtime | None = None
 
     def start(self, runtime: Runtime) -> None:
-        """The program begins now."""
+        """Begin recording, as the program begins."""
         condenser, plan = self._condenser, runtime.plan
         self._runtime = runtime
         self._names = {m.array.name: name for name, m in runtime.matrices.items() if m.array is not None}
@@ -66,8 +67,10 @@ class EpochRecorder:
         runtime.engine.watch = self._sent
 
     def begin(self, step: int, index: int) -> None:
-        """Step ``step``, of pass ``index``, has given frames to its blocks. Notes what is in use: of the arena that is
-        computed in as the simulator counts it, of the process as the system does."""
+        """Record the memory in use after step ``step``, of pass ``index``, has given frames to its blocks.
+
+        The arena's use is counted as the simulator counts it, the process's as the system does.
+        """
         assert self._runtime is not None, "the program has begun"
         plan, now_s = self._runtime.plan, perf_counter() - self._began_s
         self._held.update(block for block, _, _ in self._unrolled.acquire[step])
@@ -81,7 +84,7 @@ class EpochRecorder:
             self._host.add(now_s, plan.host_peak_bytes)  # taken whole
 
     def end(self, step: int) -> None:
-        """Nothing of the step is computed any more."""
+        """Record that all tasks of the step have ended."""
         kept, spans = self._unrolled.kept.after, self._unrolled.uses.spans
         self._held.difference_update(spans[i].block for i in self._unrolled.uses.ending(step) if not kept[i])
 
@@ -97,7 +100,8 @@ class EpochRecorder:
                 self._ended(self._under_way[0][0].ended_s - self._began_s)
 
     def _ended(self, end_s: float) -> None:
-        """The first of those under way has. What overlaps counts once: the drive is busy or it is not."""
+        """Record that the first request in progress has ended. Overlapping requests count once: the drive is busy or it
+        is not."""
         _, start_s, nbytes, writing = self._under_way.popleft()
         end_s = max(end_s, start_s)
         busy_until = self._busy_until[writing]
@@ -105,13 +109,13 @@ class EpochRecorder:
         self._busy_until[writing] = max(busy_until, end_s)
 
     def stop(self) -> None:
-        """Watch no longer. May be called twice, and before ``start``."""
+        """Stop recording. May be called twice, and before ``start``."""
         if self._runtime is not None:
             self._runtime.engine.watch = None
             self._runtime.workers.watch(None, 0.0)
 
     def finish(self, passes: Sequence[PassRecord]) -> None:
-        """The program has ended; ``passes`` are what its own have taken."""
+        """Record that the program has ended; ``passes`` are what its passes took."""
         assert self._runtime is not None, "the program has begun"
         epoch_s = perf_counter() - self._began_s
         while self._under_way:
@@ -135,12 +139,13 @@ class EpochRecorder:
         }
 
     def as_dict(self, epoch: int) -> dict[str, Any]:
-        """What was seen of ``epoch``, which has finished, as plain data."""
+        """Return the record of ``epoch``, which has finished, as plain data."""
         assert self._found is not None, "the program has finished"
         return {"epoch": epoch, **self._found}
 
     def _matrices(self, plan: Plan) -> list[dict[str, Any]]:
-        """By matrix: what the SSD moved of it, as measured, and what an epoch reads of it and finds in memory."""
+        """Return by matrix what the SSD moved of it, as measured, and how much an epoch reads of it and finds in
+        memory."""
         used = plan.lowest(self.program).bytes_used(plan.blocks)
         found = []
         for name in dict.fromkeys((*used, *self._moved)):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepared programs brought to life: arenas, spill files and threads, the model on its device, and running them."""
+"""The lifetime of prepared programs: arenas, spill files and threads, the model on its device, and runs of the
+programs."""
 
 import shutil
 from collections import deque
@@ -34,7 +35,7 @@ from ooc.storage.versioned_array import VersionedArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared(Planned):
-    """A lowered model and its programs, with the plan that runs them within the budgets."""
+    """A lowered model with its programs and the plan that runs them within the budgets."""
 
     network: Network
     builder: StageBuilder
@@ -43,12 +44,12 @@ class Prepared(Planned):
 
 
 class Session:
-    """Runs prepared programs. Nothing is allocated before ``start``; ``close`` gives everything back.
+    """A runner of prepared programs. Nothing is allocated before ``start``; ``close`` releases everything.
 
-    On a device, ``models`` and the ``optimizer`` are there between ``start`` and ``close``, and on the CPU before and
-    after. Parameters, buffers and gradients keep their identity: whoever holds one, an optimizer or a function taken
-    from the model, finds it moved. So does a parameter's optimizer state; what torch keeps on the CPU of it (Adam
-    counts its steps there) stays there.
+    With a device, ``models`` and the ``optimizer`` are on it between ``start`` and ``close``, and on the CPU before and
+    after. Parameters, buffers and gradients keep their identity: any object that refers to one, an optimizer or a
+    function taken from the model, sees it moved. A parameter's optimizer state moves, too. State that torch keeps on
+    the CPU (Adam's step counters) stays there.
     """
 
     def __init__(
@@ -68,12 +69,12 @@ class Session:
 
     @property
     def runtime(self) -> Runtime:
-        """What there is between ``start`` and ``close``."""
+        """The arenas, files and threads between ``start`` and ``close``."""
         assert self._runtime is not None, "start comes first"
         return self._runtime
 
     def start(self) -> None:
-        """Arenas, files and the first aggregation, unless they are there already."""
+        """Allocate arenas and files and compute the first aggregation, unless that was done already."""
         if self._runtime is not None:
             return
         prepared = self._prepared
@@ -96,7 +97,7 @@ class Session:
             raise
 
     def _rehearse(self) -> None:
-        """Have loops over edges compiled, or found in the compiler's cache, before epochs are timed."""
+        """Compile loops over edges, or load them from the compiler's cache, before epochs are timed."""
         network, builder, plan = self._prepared.network, self._prepared.builder, self._prepared.plan
         pulls = [value for value in values_of(network.training) if isinstance(value, EdgeAggregate)]
         passes = (item for program in plan.programs.values() for item in program)
@@ -127,14 +128,16 @@ class Session:
             _move_state(self._optimizer, place)
 
     def adopt(self, prepared: Prepared) -> None:
-        """Close, and run another preparation of the same model from the next ``start`` on."""
+        """Close, and use another preparation of the same model from the next ``start`` on."""
         self.close()
         self._prepared = prepared
 
     def check_disk(self, beside: int = 0) -> None:
-        """Raise BudgetError when scratch data will not fit where it goes, with so many bytes of an embedding that are
-        going to lie ``beside`` it; a spill folder that is missing is made. Of several processes each looks for all of
-        its machine, whose folder is taken to be one."""
+        """Raise BudgetError when scratch data does not fit on its disk, together with ``beside`` bytes of an embedding.
+
+        A missing spill folder is made. With several processes, each checks the total of its machine, whose processes
+        are assumed to share one folder.
+        """
         ranks = ALONE if self._prepared.exchange is None else self._prepared.exchange.ranks
         needed = ranks.gathered(torch.tensor([self._prepared.plan.spill_bytes]))
         ranks.all_of(lambda: self._check_disk(sum(int(needed[rank]) for rank in ranks.here), beside))
@@ -154,8 +157,11 @@ class Session:
             raise OptionError(f"spill folder {self._spill_dir}: {error.strerror or error}") from error
 
     def _prepare(self, runtime: Runtime) -> None:
-        """Compute the first aggregation, and keep it in the store for later runs; of several processes the first does
-        that, and of other machines the first whose store has none by then, to whom the others send their rows."""
+        """Compute the first aggregation, and keep it in the store for later runs.
+
+        Of several processes the first one writes it. On other machines, the first process whose store lacks it by then
+        writes it, and the others send it their rows.
+        """
         if not self._prepared.steps["prepare"]:
             return
         self.run("prepare", "first aggregation")
@@ -166,7 +172,7 @@ class Session:
             self._listener(Note(f"the first aggregation is kept in {self._store.path} for later runs"))
 
     def _kept(self, scaling: AnyScaling, runtime: Runtime, name: str) -> bool:
-        """Keep matrix ``name``; whether this process did."""
+        """Keep matrix ``name`` in the store; return whether this process did so."""
         grid, exchange = runtime.matrices[name].grid, runtime.exchange
         shape = grid.rows, grid.columns
         if exchange is None:
@@ -188,8 +194,8 @@ class Session:
     def run(self, program: str, task: str, recorder: EpochRecorder | None = None) -> None:
         """Run one of the programs, watched by ``recorder``; ``task`` is its name for people.
 
-        StoreError where the store was replaced before or meanwhile: files are opened by their names whenever they are
-        read, and what was computed of two stores belongs to neither.
+        StoreError where the store was replaced before or during the run: files are opened by name whenever they are
+        read, and results from two stores belong to neither.
         """
         runtime, prepared = self.runtime, self._prepared
         network, exchange = prepared.network, prepared.exchange
@@ -207,12 +213,12 @@ class Session:
             self._passes = run_program(runtime, program, prepared.steps[program], sums, advance, recorder)
 
     def forget(self) -> None:
-        """Find nothing in memory that the last program has left there: what it has learnt is not to be kept."""
+        """Discard what the last program has left in memory, since its training step is not to be kept."""
         if self._runtime is not None:
             self._runtime.settle()
 
     def await_learnt(self) -> None:
-        """Return when the SSD has what the last program has learnt; its checksums are known from then on."""
+        """Wait until trained rows of the last program are on the SSD; their checksums are then recorded."""
         runtime = self.runtime
         for matrix in runtime.matrices.values():
             if isinstance(matrix.array, VersionedArray):
@@ -225,7 +231,7 @@ class Session:
                 matrix.array.note(crc)
 
     def record(self, started: Taken, *, epoch: int, loss: float) -> EpochRecord:
-        """What the epoch that began at ``started`` and is over has taken; not scored yet."""
+        """Return what the epoch that began at ``started`` and has ended took; not scored yet."""
         runtime, taken = self.runtime, self.runtime.taken().since(started)._asdict()
         return EpochRecord(
             epoch=epoch,
@@ -239,7 +245,7 @@ class Session:
         )
 
     def close(self) -> None:
-        """Free arenas, threads and spill files. May be called twice, and ``start`` after it."""
+        """Free arenas, threads and spill files. May be called twice, and ``start`` may follow."""
         self._prepared.network.forget_weights()
         if self._prepared.exchange is not None:
             self._prepared.exchange.close()
@@ -253,7 +259,7 @@ class Session:
 
 
 def _move_state(optimizer: torch.optim.Optimizer, place: torch.device) -> None:
-    """What is kept of a parameter goes where it is, but for single numbers that torch keeps on the CPU."""
+    """Move optimizer state with its parameter, except single numbers that torch keeps on the CPU."""
     for group in optimizer.param_groups:
         with_parameter = bool(group.get("capturable")) or bool(group.get("fused"))
         for parameter in group["params"]:

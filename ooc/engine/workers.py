@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiles computed side by side, their sums taken in order.
+"""Worker threads that compute tiles in parallel, while their results are reduced in order.
 
-Operators on a tile are too small to be worth splitting over cores: the threads of a parallel operator meet at
-its end, some tens of microseconds apart, and on a busy machine they wait for one another most of the time. So
-every core computes a tile of its own, single-threaded, and only the results meet. What is summed over tiles is
-added in the order of the tiles, so the number of threads changes no result.
+Operators on a tile are too small to be divided among cores. The threads of a parallel operator meet at its end, some
+tens of microseconds apart, and on a busy machine they wait for one another most of the time. So every core computes its
+own tile, single-threaded, and only the results meet. Sums over tiles are added in the order of the tiles, so the number
+of threads does not change any result.
 
-There are thousands of tiles in an epoch, of a few milliseconds each, and who hands them out computes on the same cores:
-a task is a queue's entry and one lock, not a future with its condition, and results are taken several at a time, so
-that the thread that takes them need not wake for each. Of few and small tiles most is the interpreter's work, which one
-thread does at a time: handed out, they may take longer than one after the other where they are, so short passes are
-tried either way.
+An epoch has thousands of tiles of a few milliseconds each, and the thread that hands them out shares the cores. So a
+task is a queue entry and one lock, not a future with its condition. Results are taken several at a time, so that the
+thread that takes them need not wake for each. With few and small tiles most of the work is the interpreter's, which one
+thread does at a time. Handing them out may then be slower than computing them in place, so short passes are tried both
+ways.
 """
 
 import contextlib
@@ -29,15 +29,17 @@ from ooc.plan.simulate.condensed import Lane
 from ooc.threads import LOOK_S, check_alive
 
 _SHORT_PASS_S, _TRIALS = 20e-3, 3
-"""One that is tried either way, so many times each."""
+"""The longest pass that is tried both ways, and how often each way is tried."""
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Within it an operator called on this thread takes no others. These wait for more of the kind without sleeping,
-    for milliseconds, on a core that the next tiles are to be computed on."""
+    """Within this context, operators called on this thread use no other threads.
+
+    Those would wait for more work without sleeping, for milliseconds, on a core that the next tiles need.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -47,14 +49,15 @@ def one_thread() -> Iterator[None]:
 
 
 class WorkerPool:
-    """``workers`` threads for tiles, of which ``ahead`` are under way or waiting at most, or one for each."""
+    """``workers`` threads for tiles, of which at most ``ahead`` (or one per worker) are in progress or waiting."""
 
     def __init__(self, workers: int, ahead: int = 1) -> None:
         self.workers, self.ahead = workers, max(workers, ahead)
         self._took_s: dict[Hashable, list[deque[float]]] = {}
-        """By pass: how long its last runs took whose tasks were not handed out, and whose tasks were."""
+        """By pass, the durations of its last runs whose tasks were computed in place, and of those whose tasks were
+        handed out."""
         self._busy_s = [0.0] * workers
-        """By worker, which alone adds to it."""
+        """Busy seconds by worker; only that worker adds to its own."""
         self._lanes: list[Lane] | None = None
         self._since_s = 0.0
         self.tasks: SimpleQueue[_Task[Any] | None] | None = SimpleQueue() if workers > 1 else None
@@ -72,7 +75,7 @@ class WorkerPool:
 
     @property
     def busy_s(self) -> float:
-        """What all of them together have spent on tasks."""
+        """Seconds that all workers together have spent on tasks."""
         return sum(self._busy_s)
 
     def close(self) -> None:
@@ -85,12 +88,15 @@ class WorkerPool:
         self.threads.clear()
 
     def watch(self, lanes: list[Lane] | None, since_s: float) -> None:
-        """From here on, note when each worker computes in a lane of its own, in seconds from ``since_s``; None: no
-        longer. Nothing is being computed."""
+        """From now on, record when each worker computes, in its own lane, in seconds from ``since_s``; None: stop
+        recording.
+
+        No task may be in progress.
+        """
         self._lanes, self._since_s = lanes, since_s
 
     def timed(self, compute: Callable[[], R], worker: int = 0) -> R:
-        """``compute()``, its time added to ``busy_s``."""
+        """Call ``compute`` and add its time to ``busy_s``."""
         begun = perf_counter()
         try:
             return compute()
@@ -101,7 +107,8 @@ class WorkerPool:
                 self._lanes[worker].add(begun - self._since_s, ended - self._since_s)
 
     def way(self, name: Hashable) -> tuple[bool, deque[float]]:
-        """Whether tasks of pass ``name`` are to be handed out in its next run, and what is told how long that takes."""
+        """Return whether tasks of pass ``name`` are to be handed out in its next run, and where to append that run's
+        duration."""
         ways = alone_s, handed_s = self._took_s.setdefault(name, [deque(maxlen=_TRIALS), deque(maxlen=_TRIALS)])
         is_tried = len(handed_s) == _TRIALS and min(handed_s) < _SHORT_PASS_S
         handed_out = not is_tried or (len(alone_s) == _TRIALS and min(handed_s) < min(alone_s))
@@ -115,11 +122,11 @@ class WorkerPool:
 
 
 class OrderedPipeline(Generic[T, R]):
-    """Tasks put one after the other, computed on any thread of a pool (on this one unless ``handed_out``), reduced on
-    this one in order.
+    """Tasks queued in order, computed on any thread of a pool (on this one unless ``handed_out``), and reduced on this
+    one in order.
 
-    Every task belongs to a ``step``, and steps only grow. A context manager: after an error it leaves when no task is
-    being computed any more.
+    Every task belongs to a ``step``, and steps only grow. A context manager: after an error it waits until no task is
+    in progress.
     """
 
     def __init__(
@@ -131,7 +138,7 @@ class OrderedPipeline(Generic[T, R]):
         self._pending: deque[_Task[R]] = deque()
 
     def put(self, step: int, task: T) -> None:
-        """Have ``task`` computed, and reduce what is ready to make room."""
+        """Queue ``task``, and reduce finished tasks if there are too many."""
         compute = partial(self._compute, task)
         if self._tasks is None:
             self._reduce(self._pool.timed(compute))
@@ -143,15 +150,16 @@ class OrderedPipeline(Generic[T, R]):
             self._reduce_first(self._pool.workers)
 
     def finish(self, step: int) -> None:
-        """Return when all tasks of steps up to ``step`` are reduced."""
+        """Wait until all tasks of steps up to ``step`` are reduced."""
         self._reduce_first(sum(task.step <= step for task in self._pending))
 
     def drain(self) -> None:
-        """Return when everything is reduced."""
+        """Wait until all tasks are reduced."""
         self._reduce_first(len(self._pending))
 
     def _reduce_first(self, count: int) -> None:
-        """Wait for the last of the first ``count`` tasks to begin with: the others are done by then, or nearly."""
+        """Reduce the first ``count`` tasks; wait for the last of them first, since the others are then done, or
+        nearly."""
         if count:
             self._pending[count - 1].wait(self._pool.threads)
         for _ in range(count):
@@ -170,7 +178,7 @@ class OrderedPipeline(Generic[T, R]):
 
 
 class _Task(Generic[R]):
-    """What one thread hands to another to be computed; unless it is ``left_out`` before that one gets to it."""
+    """A computation handed to another thread; skipped if it is ``left_out`` before it starts."""
 
     __slots__ = ("_compute", "_done", "_error", "_result", "left_out", "step")
 
@@ -184,7 +192,7 @@ class _Task(Generic[R]):
         self._done.acquire()
 
     def run(self) -> None:
-        """On a thread of the pool, once."""
+        """Compute the task, once, on a thread of the pool."""
         compute, self._compute = self._compute, None
         try:
             if compute is not None and not self.left_out:
@@ -195,13 +203,13 @@ class _Task(Generic[R]):
             self._done.release()
 
     def wait(self, threads: Collection[Thread]) -> None:
-        """Return when it has been run; OocError where one of ``threads`` has died."""
+        """Wait until the task has run; raise OocError where one of ``threads`` has died."""
         while not self._done.acquire(timeout=LOOK_S):
             check_alive(threads)
         self._done.release()
 
     def result(self, threads: Collection[Thread]) -> R:
-        """What ``compute`` gave or raised, when it has; OocError as of :meth:`wait`."""
+        """Wait, then return or raise what ``compute`` returned or raised; OocError as in :meth:`wait`."""
         self.wait(threads)
         if self._error is not None:
             raise self._error
