@@ -186,17 +186,19 @@ def test_it_is_planned_without_training(store: Store, scarce: dict[str, Any], sc
 )
 def test_plans_and_threads_do_not_matter(
     store: Store,
+    scarcely: tuple[Any, ...],
     tmp_path: Path,
     spill_dtype: str | None,
     threads: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Blocks of other heights have other buckets, and so have larger budgets; results are equal to the last bit."""
+    """Blocks of other heights have other buckets than under the least budgets, and so have larger budgets; results are
+    equal to the last bit."""
     monkeypatch.setattr(neighbourhood, "EDGES_AT_ONCE", 100)
     given = {"spill_dtype": spill_dtype}
     expected, _ = trained(store, tmp_path, epochs=1, **given)
-    buckets = set()
-    for block_rows, more_bytes in cases([(64, 0), (192, 0)], [(64, 0), (192, 0), (64, WHOLE_BYTES // 10)]):
+    buckets = {scarcely[2].bucketed_rows["m2 shuffled"].bucket_rows}
+    for block_rows, more_bytes in cases([(192, 0)], [(64, 0), (192, 0), (64, WHOLE_BYTES // 10)]):
         options = given | {"block_rows": block_rows, "threads": threads}
         budgets = least(CASE, store, tmp_path, **OPTIONS | options)
         budgets["gpu_budget"] += more_bytes
@@ -225,12 +227,12 @@ def test_plans_and_threads_do_not_matter(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_any_graph_is_exact(graph: GraphCase, name: str, tile_rows: int, blocks: int, tmp_path: Path) -> None:
-    """Losses and gradients of two epochs are PyG's, whatever the height of blocks."""
+    """Losses and gradients are PyG's, whatever the height of blocks."""
     data = random_data(graph)
     store = store_of(data, tmp_path)
     options: dict[str, Any] = {"tile_rows": tile_rows, "block_rows": blocks * tile_rows}
     budgets = least(CASES[name], store, tmp_path, **options)
-    plan = assert_agrees(CASES[name], data, tmp_path, epochs=2, store=store, **options | budgets)
+    plan = assert_agrees(CASES[name], data, tmp_path, epochs=1, store=store, **options | budgets)
     assert gathered_in(plan)
 
 
