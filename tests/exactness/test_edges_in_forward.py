@@ -38,8 +38,8 @@ from ooc.errors import ModelError
 from ooc.kernels import neighbourhood
 from ooc.model.layers import opaque
 from ooc.storage.store import Store
-from tests.exactness.comparison import assert_agrees, least, make_trainer, store_of, train_epoch
-from tests.exactness.reference import CustomCase
+from tests.exactness.comparison import FLOOR, TOLERANCE, assert_agrees, least, make_trainer, store_of, train_epoch
+from tests.exactness.reference import CustomCase, Reference, adam, disagreement
 from tests.examples import every_other
 from tests.graphs import GraphCase, random_data
 
@@ -265,26 +265,35 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Data, Store]:
     return data, store_of(data, tmp_path_factory.mktemp("hub"))
 
 
-@pytest.mark.thorough("norms_of_degrees", "norms_of_pyg", "meta_layers", "added_at_sources")
-@pytest.mark.parametrize("between", MODELS, ids=lambda one: one.__name__)
-def test_losses_and_gradients_are_pygs(
-    between: Forward, shared: tuple[Data, Store], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbourhood, "EDGES_AT_ONCE", 16)
     monkeypatch.setattr(opaque, "_WAITING_BYTES", 1 << 10)
+
+
+@pytest.mark.usefixtures("in_pieces")
+@pytest.mark.thorough("norms_of_degrees", "norms_of_pyg", "meta_layers", "added_at_sources", "states")
+@pytest.mark.parametrize("between", MODELS, ids=lambda one: one.__name__)
+def test_losses_and_gradients_are_pygs(between: Forward, shared: tuple[Data, Store], tmp_path: Path) -> None:
     data, store = shared
     assert_agrees(case_of(between), data, tmp_path, store=store, tile_rows=16)
 
 
+@pytest.mark.usefixtures("in_pieces")
 @pytest.mark.thorough("norms_of_pyg", "processors")
 @pytest.mark.parametrize("between", [norms_of_pyg, states, processors], ids=lambda one: one.__name__)
 def test_the_same_bits_in_the_least_memory(between: Forward, shared: tuple[Data, Store], tmp_path: Path) -> None:
-    _, store = shared
+    """Which are PyG's but for rounding."""
+    data, store = shared
     case, found = case_of(between), []
     for options in ({}, least(case, store, tmp_path, tile_rows=16)):
         with make_trainer(case, store, tmp_path, tile_rows=16, **options) as trainer:
+            reference = Reference(case, trainer.model, data, adam)
             found.append([train_epoch(trainer) for _ in range(2)])
             assert bool(options) == (trainer.plan.ssd_write_bytes > 0)
+    for epoch in found[0]:
+        difference, whose = disagreement(epoch, reference.train(), floor=FLOOR[torch.float64])
+        assert difference <= TOLERANCE[torch.float64], whose
     assert [one.loss for one in found[0]] == [one.loss for one in found[1]]
     for name, gradient in found[0][-1].gradients.items():
         assert torch.equal(gradient, found[1][-1].gradients[name])
