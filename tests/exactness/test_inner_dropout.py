@@ -173,7 +173,10 @@ MODELS: dict[str, ModelCase] = {
 
 
 @pytest.mark.thorough(
-    "messages-undirected", "coefficients, self-loops added-undirected", "coefficients, self-loops removed-directed"
+    "messages-undirected",
+    "coefficients, self-loops added-undirected",
+    "coefficients, self-loops removed-directed",
+    "among others-undirected",
 )
 @pytest.mark.parametrize(("name", "undirected"), in_turn(MODELS, DIRECTIONS))
 def test_models(name: str, undirected: bool, converted: Converted, tmp_path: Path) -> None:
