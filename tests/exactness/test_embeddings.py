@@ -301,7 +301,7 @@ def test_the_learning_rate_may_be_the_models(tmp_path: Path) -> None:
         assert abs(loss - expected.item()) < 1e-9
 
 
-@pytest.mark.thorough("gat-none")
+@pytest.mark.thorough("layers of one's own-none")
 @pytest.mark.parametrize(("name", "order"), [("gat", "none"), ("sage", "hop"), ("layers of one's own", "none")])
 def test_gradients_are_clipped_together(name: str, order: str, tmp_path: Path) -> None:
     """The rows' and the parameters', by the norm of all: in the first epoch they are, in a later one not."""
