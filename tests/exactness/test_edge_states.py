@@ -14,7 +14,7 @@ from torch_geometric.utils import scatter
 import ooc
 from ooc.train.setup import Tuning
 
-FEATURES, EDGE_FEATURES, HIDDEN, OUTPUTS, EPOCHS = 5, 3, 6, 2, 3
+FEATURES, EDGE_FEATURES, HIDDEN, OUTPUTS, EPOCHS = 5, 3, 6, 2, 2
 TOLERANCE = 1e-10
 
 
