@@ -17,6 +17,7 @@ NODE_NORM = {"norm": "layer_norm", "norm_kwargs": {"mode": "node"}}
 
 
 @pytest.mark.thorough(*every_other(["plain", "rich"], ["gcn", "sage"], "1234", DIRECTIONS))
+@pytest.mark.thorough("plain-gcn-3-directed", "plain-sage-3-undirected")
 @pytest.mark.parametrize("undirected", [False, True], ids=["directed", "undirected"])
 @pytest.mark.parametrize("layers", [1, 2, 3, 4])
 @pytest.mark.parametrize("kind", ["gcn", "sage"])
