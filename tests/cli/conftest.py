@@ -38,6 +38,23 @@ def run(capfd: pytest.CaptureFixture[str]) -> RunCommand:
     return run
 
 
+def forked(work: Callable[[], int]) -> int:
+    """The id of a process, forked here, which has read all that it wants; what ``work`` gives is its exit code."""
+    process = os.fork()
+    if process == 0:
+        code = 1
+        try:
+            code = work()
+        finally:
+            os._exit(code)
+    return process
+
+
+def exit_code(process: int) -> int:
+    """Waited for; minus the signal that has ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Path]:
     """An empty current folder."""

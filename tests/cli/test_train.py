@@ -5,10 +5,7 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +14,6 @@ import psutil
 import pytest
 import torch
 
-import ooc
 from ooc import cli
 from ooc.cli.arguments.recipe import build_model, build_optimizer
 from ooc.cli.arguments.settings import TrainSettings
@@ -25,12 +21,12 @@ from ooc.engine import session
 from ooc.engine.record import EpochRecord
 from ooc.sizes import parse_size
 from ooc.storage.store import open_store
-from tests.cli.conftest import RunCommand
+from tests.cli.conftest import RunCommand, exit_code, forked
 
 SMALL = ["--hidden", "16", "--layers", "2", "--gpu-budget", "32M", "--host-budget", "32M"]
-LONG = [*SMALL, "--epochs", "80", "--eval-every", "25"]
+LONG = [*SMALL, "--epochs", "40", "--eval-every", "15"]
 RICH = [
-    *(*SMALL, "--epochs", "60", "--eval-every", "1", "--dropout", "0"),
+    *(*SMALL, "--epochs", "40", "--eval-every", "1", "--dropout", "0"),
     *("--schedule", "plateau", "--plateau-patience", "1", "--warmup", "5", "--lr-factor", "0.5"),
     *("--clip", "0.5", "--optimizer", "adamw", "--weight-decay", "0.01", "--log", "csv"),
 ]
@@ -354,26 +350,32 @@ def wait_for_epochs(folder: Path, count: int, process: int) -> None:
         time.sleep(0.005)
 
 
-def train_and_kill(graph: Path, folder: Path, *, epochs_done: int, options: list[str] = LONG) -> None:
-    """A long run in a forked process, which has read all that it wants, until it has done so many epochs."""
-    process = os.fork()
-    if process == 0:
-        try:
-            cli.main(["train", str(graph), *options, "--threads", "1", "--out", str(folder), "--quiet"])
-        finally:
-            os._exit(1)
+def train_until(
+    graph: Path, folder: Path, epochs_done: int, ended_by: signal.Signals, *, options: list[str] = LONG
+) -> int:
+    """The exit code of a long run, in a process of its own, that a signal ends when it has done so many epochs."""
+
+    def train() -> int:
+        # Where this is itself in the background of a shell, Ctrl-C is ignored, and children inherit that.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        return cli.main(["train", str(graph), *options, "--threads", "1", "--out", str(folder)])
+
+    process = forked(train)
     try:
         wait_for_epochs(folder, epochs_done, process)
-    finally:
+        os.kill(process, ended_by)
+    except BaseException:
         os.kill(process, signal.SIGKILL)
-        ended = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-    assert ended == -signal.SIGKILL
+        raise
+    finally:
+        code = exit_code(process)
+    return code
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.thorough
 def test_kill_and_resume(run: RunCommand, graph: Path, here: Path, undisturbed: list[float]) -> None:
-    train_and_kill(graph, here / "r", epochs_done=3)
+    assert train_until(graph, here / "r", 3, signal.SIGKILL) == -signal.SIGKILL
     assert len(losses(here / "r")) < len(undisturbed)
     assert run("train", "--resume", "--out", "r", "--quiet")[0] == 0
     assert losses(here / "r") == undisturbed
@@ -390,7 +392,7 @@ def test_kill_and_resume(run: RunCommand, graph: Path, here: Path, undisturbed: 
 def test_kill_and_resume_with_all_the_extras(run: RunCommand, graph: Path, here: Path, options: list[str]) -> None:
     """Schedule, clipping, average and statistics go on as if nothing had been; so does the table of epochs."""
     assert run("train", graph, *options, "--out", "whole", "--quiet")[0] == 0
-    train_and_kill(graph, here / "r", epochs_done=7, options=options)
+    assert train_until(graph, here / "r", 7, signal.SIGKILL, options=options) == -signal.SIGKILL
     assert 7 <= len(losses(here / "r")) < len(losses(here / "whole"))
     assert run("train", "--resume", "--out", "r", "--quiet")[0] == 0
     outcomes = [
@@ -400,25 +402,16 @@ def test_kill_and_resume_with_all_the_extras(run: RunCommand, graph: Path, here:
     weights = [torch.load(here / name / "checkpoint.pt")["model"] for name in ("r", "whole")]
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
     if "csv" in options:
-        assert (here / "r" / "metrics.csv").read_text().count("\n") == 61
+        assert (here / "r" / "metrics.csv").read_text().count("\n") == 41
 
 
 @pytest.mark.timeout(600)
-def test_interrupt_and_resume(run: RunCommand, graph: Path, here: Path, undisturbed: list[float]) -> None:
-    """Ctrl-C ends the run, in a process of its own, cleanly and says how to go on with it."""
-    command = [sys.executable, "-m", "ooc", "train", str(graph), *LONG, "--out", str(here / "r")]
-    environment = os.environ | {"PYTHONPATH": str(Path(ooc.__file__).parents[1])}
-    pipe = subprocess.PIPE
-    # Where this is itself in the background of a shell, Ctrl-C would be ignored, and children inherit that.
-    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment, preexec_fn=heed) as process:
-        try:
-            wait_for_epochs(here / "r", 2, process.pid)
-            process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=300)
-        finally:
-            process.kill()
-    assert process.returncode == 130
+def test_interrupt_and_resume(
+    run: RunCommand, graph: Path, here: Path, undisturbed: list[float], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C ends the run cleanly and says how to go on with it."""
+    assert train_until(graph, here / "r", 2, signal.SIGINT) == cli.EXIT_INTERRUPTED
+    err = capfd.readouterr().err
     said = re.fullmatch(r"ooc: stopped after epoch (\d+); go on with: (ooc train --resume --out \S+)\n", err)
     assert said is not None
     assert len(losses(here / "r")) == int(said[1])
