@@ -61,12 +61,10 @@ def loss_of_both(results: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
 def main(folder: Path) -> None:
     """Convert a made-up graph, train on it, compare with PyG."""
     torch.manual_seed(0)
-    store = ooc.convert(
-        "synthetic:nodes=20000,edges=200000,features=32,classes=8", folder / "own_model.ooc", force=True
-    )
+    store = ooc.convert("synthetic:nodes=5000,edges=50000,features=32,classes=8", folder / "own_model.ooc", force=True)
     model = Model(store.num_features, 32, store.num_classes)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    with ooc.Trainer(model, store, memory="128M", optimizer=optimizer, loss=loss_of_both, spill_dir=folder) as trainer:
+    with ooc.Trainer(model, store, memory="16M", optimizer=optimizer, loss=loss_of_both, spill_dir=folder) as trainer:
         trainer.fit(epochs=5)
         logits = trainer.predict()
 

@@ -4,6 +4,7 @@
 import csv
 import gzip
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -28,9 +29,10 @@ PLANNED_FOR_LONG = {"papers100M", "igb260m"}
 """About ten seconds each; ``tests/plan/test_large_graphs.py`` plans such."""
 SMALLER = {
     "nodes=50M,edges=800M": "nodes=50K,edges=800K",
-    "nodes=100000,edges=800000": "nodes=5000,edges=40000",
+    "nodes=100000,edges=800000": "nodes=1000,edges=8000",
     "nodes=8000,edges=40000": "nodes=800,edges=4000",
-    "graphs=5000": "graphs=600",
+    "graphs=5000": "graphs=150",
+    "--ranks 4": "--ranks 2",
 }
 MEASURING = {"profile"}
 """Takes its time: ``tests/profile`` measures."""
@@ -46,9 +48,10 @@ RUN = [words for words in DOCS_COMMANDS if _runs(words)]
 
 
 def _smaller(words: list[str]) -> list[str]:
+    text = shlex.join(words)
     for large, small in SMALLER.items():
-        words = [word.replace(large, small) for word in words]
-    return words
+        text = text.replace(large, small)
+    return shlex.split(text)
 
 
 @pytest.fixture(scope="module")

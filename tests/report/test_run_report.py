@@ -35,10 +35,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reports")
     store = str(folder / "g.ooc")
     ooc.convert("synthetic:nodes=6000,edges=40000,features=32,classes=4,seed=1", store)
-    for name, epochs in (("first", "4"), ("<second>", "2")):
-        run = str(folder / name)
-        arguments = ["train", store, *SETTINGS, "--epochs", epochs, "--out", run]
-        assert cli.main([*arguments, "--report", str(folder / f"{epochs}.html")]) == 0
+    for name, epochs, report in (("first", "4", ["--report", str(folder / "4.html")]), ("<second>", "2", [])):
+        arguments = ["train", store, *SETTINGS, "--epochs", epochs, "--out", str(folder / name), *report]
+        assert cli.main(arguments) == 0
     shutil.copytree(folder / "first", folder / "old")
     for name in ("planned.json", "timeline.json", "starts.jsonl", "plan.json"):
         (folder / "old" / name).unlink()
