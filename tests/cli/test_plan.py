@@ -166,16 +166,15 @@ def test_tables_are_not_cut_on_80_columns(run: RunCommand) -> None:
 
 
 def test_what_if_plans_for_every_point_and_more_memory_helps(run: RunCommand, here: Path) -> None:
-    axes = ("gpu=1K,4100K,64M", "host=1M,16M ssd=2G,4G/s")
+    axes = ("gpu=1K,4100K,64M", "host=1M ssd=2G,4G/s")
     code, out, _ = run("plan", "--graph", GRAPH, *SMALL, "--what-if", *axes, "--json", "--plot", "p.svg")
     found = json.loads(out)
     cells = [cell for cell in found["cells"] if cell["ssd_bytes_per_s"] == 2e9]
-    assert code == 0 and len(found["cells"]) == 12 and len(cells) == 6
-    assert [cell["feasible"] for cell in cells] == [False, False, True, True, True, True]
+    assert code == 0 and len(found["cells"]) == 6 and len(cells) == 3
+    assert [cell["feasible"] for cell in cells] == [False, True, True]
     assert "give --gpu-budget" in cells[0]["reason"]
-    least, *more = [cell for cell in cells if cell["feasible"]]
-    assert all(cell["epoch_s"] < least["epoch_s"] for cell in more)
-    assert all(cell["ssd_write_bytes"] < least["ssd_write_bytes"] for cell in more)
+    least, more = cells[1:]
+    assert more["epoch_s"] < least["epoch_s"] and more["ssd_write_bytes"] < least["ssd_write_bytes"]
     assert least["pareto"] and not found["cells"][-1]["pareto"]
     # What is lacking is no more than what does.
     lacking = cells[0]["lacking_bytes"]

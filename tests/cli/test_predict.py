@@ -3,6 +3,7 @@
 
 import json
 import re
+import shutil
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch_geometric.nn.models import GCN
 
+from ooc import cli
 from ooc.storage.store import open_store
 from tests.cli.conftest import RunCommand
 from tests.examples import ordinary
@@ -19,13 +21,19 @@ from tests.examples import ordinary
 OPTIONS = ["--hidden", "16", "--layers", "2", "--gpu-budget", "32M", "--host-budget", "32M", "--quiet"]
 
 
-@pytest.fixture
-def trained(run: RunCommand, graph: Path, here: Path) -> Path:
+@pytest.fixture(scope="module")
+def learnt(graph: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of a few epochs, the best of which is not the last."""
-    assert run("train", graph, *OPTIONS, "--epochs", "12", "--lr", "0.1", "--out", "r")[0] == 0
-    best = torch.load(here / "r" / "best.pt")["epoch"]
-    assert best < 12
-    return here / "r"
+    out = tmp_path_factory.mktemp("learnt") / "r"
+    assert cli.main(["train", str(graph), *OPTIONS, "--epochs", "12", "--lr", "0.1", "--out", str(out)]) == 0
+    assert torch.load(out / "best.pt")["epoch"] < 12
+    return out
+
+
+@pytest.fixture
+def trained(learnt: Path, here: Path) -> Path:
+    """A copy of that run."""
+    return Path(shutil.copytree(learnt, here / "r"))
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

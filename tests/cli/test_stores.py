@@ -2,21 +2,23 @@
 """``ooc convert``, ``ooc info``, ``ooc verify`` as a user meets them."""
 
 import json
-import subprocess
-import sys
+import os
+import signal
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ooc import cli
 from ooc.plan import UNMEASURED
 from ooc.report import conversion_tables
 from ooc.report.what_if import faster
 from ooc.storage.store import open_store
 from ooc.storage.traversal import nearest
-from tests.cli.conftest import RunCommand
+from tests.cli.conftest import RunCommand, exit_code, forked
 
 SOURCE = "synthetic:nodes=3000,edges=20000,features=8,classes=4"
 
@@ -199,19 +201,21 @@ def test_duplicates_are_kept_or_dropped_as_asked(run: RunCommand, here: Path, ar
     assert list(counts.values()) == [4, 3, 4, 8]
 
 
-def test_a_terminated_conversion_is_kept_and_goes_on_or_is_removed(here: Path) -> None:
-    source = "synthetic:nodes=200000,edges=2000000,features=100,classes=4"
-    command = [sys.executable, "-m", "ooc", "convert", source, "a.ooc"]
+def test_a_terminated_conversion_is_kept_and_goes_on_or_is_removed(
+    run: RunCommand, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = ["convert", "synthetic:nodes=100000,edges=1000000,features=50,classes=4", "a.ooc"]
     for options, left in (["--on-cancel", "remove"], []), ([], ["a.ooc.partial"]):
-        process = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        process = forked(partial(cli.main, [*command, *options]))
         while not (here / "a.ooc.partial" / "store" / "in").exists():
-            assert process.poll() is None
+            assert os.waitpid(process, os.WNOHANG) == (0, 0)
             time.sleep(0.002)
-        process.terminate()
-        _, err = process.communicate(timeout=60)
-        assert process.returncode == 130 and "ooc: interrupted" in err
+        os.kill(process, signal.SIGTERM)
+        assert exit_code(process) == cli.EXIT_INTERRUPTED
+        err = capfd.readouterr().err
+        assert "ooc: interrupted" in err
         assert [path.name for path in here.iterdir()] == left
-    assert ("the same conversion goes on" in err) == bool(left)
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "going on with the conversion in" in done.stdout + done.stderr
+    assert "the same conversion goes on" in err
+    code, out, err = run(*command)
+    assert code == 0 and "going on with the conversion in" in out + err
     assert [path.name for path in here.iterdir()] == ["a.ooc"]

@@ -12,6 +12,7 @@ from tests.tools.loaded import load_tool
 
 def test_cycles_hold_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = load_tool("soak_campaign", monkeypatch)
+    monkeypatch.setattr(tool, "EPOCHS", 2)
     first, *others = tool.soak(tmp_path, minutes=0, cycles=1 + examples(1))
     for held in others:
         assert (held.descriptors, held.threads, held.files) <= (first.descriptors, first.threads, first.files)
