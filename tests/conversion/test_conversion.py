@@ -44,7 +44,8 @@ def test_memory_stays_within_the_budget(tmp_path: Path, kind: str) -> None:
     source = "synthetic:nodes=300000,edges=3000000,features=120,classes=5"
     if kind == "npy":
         (tmp_path / "g").mkdir()
-        for name, array in random_arrays(nodes=300_000, edges=3_000_000, features=120).items():
+        arrays = random_arrays(nodes=300_000, edges=3_000_000, features=1)
+        for name, array in (arrays | {"x": arrays["x"].repeat(120, axis=1)}).items():
             np.save(tmp_path / "g" / f"{name}.npy", array)
         source = str(tmp_path / "g")
     code = (
