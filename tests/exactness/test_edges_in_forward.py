@@ -222,6 +222,13 @@ def processors(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
     return x
 
 
+def matrices(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    edge_index, weight = gcn_norm(edge_index, e[:, 0].abs(), x.size(0), add_self_loops=False, dtype=x.dtype)
+    row, col = edge_index
+    matrix = torch.sparse_coo_tensor(torch.stack([col, row]), weight, (x.size(0), x.size(0))).coalesce()
+    return torch.sparse.mm(matrix, matrix @ x.tanh()) + torch.spmm(matrix.t(), x) / torch.tensor(x.shape[1]).sqrt()
+
+
 def no_edges_dropped(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
     edge_index, kept = dropout_edge(edge_index, p=0.0, training=net.training)
     edge_index, _ = dropout_edge(edge_index, training=False)
@@ -230,6 +237,7 @@ def no_edges_dropped(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tens
 
 MODELS: list[Forward] = [
     *(means, maxima_at_sources, attention, added_at_sources, both_ways, norms_of_degrees, norms_of_pyg, laplacian),
+    matrices,
     *(
         normalizing_again,
         ends_stacked,
@@ -350,14 +358,18 @@ def product(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
     return torch.spmm(edge_index, x)
 
 
-def matrix(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
-    weight = e.mean(dim=1)
-    return torch.sparse_coo_tensor(torch.stack([*edge_index]), weight, (x.size(0), x.size(0))) @ x
+def matrix_of_known_size(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    return torch.sparse_coo_tensor(edge_index, e[:, 0], (48, 48)) @ x
+
+
+def matrix_for_a_layer(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    return net.sage(x, torch.sparse_coo_tensor(edge_index, e[:, 0], (x.size(0), x.size(0))))  # type: ignore[no-any-return]
 
 
 REFUSED: dict[Forward, tuple[str, ...]] = {
     product: ("mm takes the edges for a matrix; its product with rows is SimpleConv(aggr='sum')",),
-    matrix: ("sparse_coo_tensor takes the edges for a matrix",),
+    matrix_of_known_size: ("sparse_coo_tensor takes the edges for a matrix", "(x.size(0), x.size(0))"),
+    matrix_for_a_layer: ("a layer that is given it", "layers take edge_index and edge_weight"),
     dropped: ("dropout of what edges carry", "line"),
     noise: ("rand_like: dropout of what edges carry",),
     other_edges: ("dropout_edge: other edges in every epoch are not supported",),
@@ -421,6 +433,86 @@ def test_categories_that_are_no_whole_numbers_are_named(tmp_path: Path) -> None:
     case = CustomCase(make=lambda features, classes: Categories(features, classes, lambda e: e[:, 0]))
     with pytest.raises(ModelError, match=r"Embedding \(kinds\): .* by edge_attr\[:, 0\]\.long\(\)"):
         make_trainer(case, store_of(of_categories(), tmp_path), tmp_path)
+
+
+class Keeping(nn.Module):
+    """Keeps the normalized matrix that it has made of the edges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map, self.kept = nn.Linear(H, H), None
+
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        if self.kept is None:
+            row, col = edge_index
+            weight = (1 + degree(row, x.size(0), dtype=x.dtype))[row].rsqrt() * e[:, 0]
+            self.kept = torch.sparse_coo_tensor(torch.stack([col, row]), weight, (x.size(0), x.size(0)))
+        found: Tensor = self.map(self.kept @ x)
+        return found
+
+
+class Nothing(nn.Module):
+    """Gives two matrices of rows and nothing, of what is added up in one that is made of rows of edges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(2 * H + 2, H)
+
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> tuple[Tensor, Tensor, None]:
+        row, col = edge_index
+        messages = self.map(torch.cat((x[row], x[col], e), dim=1)).tanh()
+        index = row.unsqueeze(-1).expand(-1, messages.size(1))
+        found, counts = (messages.new_full((x.size(0), messages.size(1)), 0) for _ in range(2))
+        found.scatter_add_(0, index, messages)
+        counts.scatter_add_(0, index, torch.ones_like(messages))
+        return x + found / counts.clamp(min=1), found, None
+
+
+class Bonds(nn.Module):
+    """Sums what it looks up by each column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds = nn.ModuleList(nn.Embedding(count, H) for count in (3, 2))
+
+    def forward(self, e: Tensor) -> Tensor:
+        e = e.long()
+        found: Tensor = sum(kind(e[:, at]) for at, kind in enumerate(self.kinds))  # type: ignore[assignment]
+        return found
+
+
+class Bonded(MessagePassing):
+    def __init__(self) -> None:
+        super().__init__(aggr="add")
+        self.bonds, self.map = Bonds(), nn.Sequential(nn.Linear(H, H), nn.BatchNorm1d(H))
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        found: Tensor = self.map(x + self.propagate(edge_index, x=x, e=self.bonds(edge_attr)))
+        return found
+
+    def message(self, x_j: Tensor, e: Tensor) -> Tensor:
+        return (x_j + e).relu()
+
+
+class Around(nn.Module):
+    def __init__(self, features: int, classes: int, layer: type[nn.Module]) -> None:
+        super().__init__()
+        self.first, self.layer, self.last = nn.Linear(features, H), layer(), nn.Linear(H, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        found = self.layer(self.first(x), edge_index, edge_attr)
+        found = found[0] if isinstance(self.layer, Nothing) else found
+        out: Tensor = self.last(found.relu())
+        return out
+
+
+@pytest.mark.parametrize("layer", [Keeping, Nothing, Bonded])
+def test_layers_of_edges_as_people_write_them(layer: type[nn.Module], tmp_path: Path) -> None:
+    data = random_data(GraphCase(nodes=40, edges=150, isolated=3, edge_features=2))
+    data.edge_attr = torch.stack((torch.arange(len(data.edge_attr)) % 3, torch.arange(len(data.edge_attr)) % 2), 1)
+    data.edge_attr = data.edge_attr.double()
+    case = CustomCase(make=lambda features, classes: Around(features, classes, layer))
+    assert_agrees(case, data, tmp_path, tile_rows=16)
 
 
 def longer(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:

@@ -504,7 +504,7 @@ class Counting(Own):
 
 
 class Remembering(Own):
-    """Keeps the graph that it has seen first."""
+    """Keeps the rows that it has seen first."""
 
     def __init__(self) -> None:
         super().__init__(lambda layer, x, _: x)
@@ -512,8 +512,8 @@ class Remembering(Own):
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         if self.cached is None:
-            self.cached = edge_index
-        return super().forward(x, self.cached)
+            self.cached = x
+        return super().forward(self.cached, edge_index)
 
 
 class Referring(Own):
@@ -664,7 +664,7 @@ class OfHeads(nn.Module):
 
 def one_hop_before(layer: Own, x: Tensor, edge_index: Tensor) -> Tensor:
     """A sum over in-neighbours, of which there will be another."""
-    return torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]])
+    return torch.zeros_like(x).index_put((edge_index[1],), x[edge_index[0]], accumulate=True)
 
 
 OPENED: dict[str, Callable[[int, int], nn.Module]] = {
@@ -817,7 +817,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
         ("Own", "random numbers in training other than by F.dropout"),
     ),
     "a counter": (Counting, ("Counting", "its buffer count")),
-    "a cache": (Remembering, ("Remembering", "fails on some rows")),
+    "a cache": (Remembering, ("Remembering", "x_0 is kept from an earlier forward pass")),
     "a function of the layer's parameters": (
         lambda: Referring(lambda layer, x: x * layer.gate if len(x) else x),
         ("Referring", "refers to the layer itself"),

@@ -20,7 +20,7 @@ from ooc.errors import ModelError, OocError
 from ooc.model.graph import ends_of_edges
 from ooc.model.layers.layer import EdgeInput, Graph, Layer, NoFormulaError, layer_of
 from ooc.model.layers.opaque import lower_opaque
-from ooc.model.layers.propagation import ADD_UP, COUNTS, OfEdges, lower_propagation
+from ooc.model.layers.propagation import ADD_UP, BY_INDEX, COUNTS, OfEdges, lower_propagation
 from ooc.model.lowering.assembly import Assembly, Setting
 from ooc.model.lowering.interpreter import Interpreter, leaves_of, message_of
 from ooc.model.lowering.messages.hoisted import lower_hoisted
@@ -138,7 +138,7 @@ def _calls_of(layer: Layer, setting: Setting, whole: Sequence[Callable[..., Any]
     _, edge_index, weight, features = small_inputs(1, setting.features_of_edges(layer.relation), dtype=setting.dtype)
     tried = [small_rows(tail, dtype=setting.dtype) for tail in layer.tails.values()]
     tried = [(x > 0).long() if name in layer.codes else x for name, x in zip(layer.rows, tried, strict=True)]
-    carried = {EdgeData.WEIGHT: weight, EdgeData.FEATURES: features.abs()}
+    carried = {EdgeData.WEIGHT: weight, EdgeData.FEATURES: features.abs() % 2}  # 0 or 1 as whole numbers
     tried += [edge_index, *(one.of(carried[one.data]) for one in layer.carried.values())]
     names = [*layer.rows, layer.edges, *layer.carried]
     arguments = [f"{'x' if at < len(layer.rows) else 'edge'}_{at}" for at in range(len(names))]
@@ -148,6 +148,15 @@ def _calls_of(layer: Layer, setting: Setting, whole: Sequence[Callable[..., Any]
     options: dict[str, Any] = {"rows": len(layer.rows) - len(layer.codes), "opened": layer.module, "whole": whole}
     key = layer.module, "calls", layer.module.training, layer.kind, layer.relation, *whole
     return Opened(*calls_of(setting, key, layer.where, lambda: (opened, tried), **options))
+
+
+def _adds_up(step: OfEdges) -> bool:
+    """Whether it makes rows of edges, being told how many, or given as many to add to."""
+    if step.target in (*ADD_UP, *COUNTS):
+        return any(isinstance(one, RowCount) for one in (*step.args[1:], *step.kwargs.values()))
+    to = step.args[0] if step.target in BY_INDEX else None
+    made = leaves_of((to.args, dict(to.kwargs))) if isinstance(to, OfEdges) else [to]
+    return any(isinstance(one, Value if made == [to] else RowCount) for one in made)
 
 
 class _OfConvolution(Interpreter):
@@ -181,13 +190,13 @@ class _OfConvolution(Interpreter):
         found = leaves_of([self.known[one] for one in node.all_input_nodes])
         if node.op == "output" or not any(isinstance(one, (OfEdges, Graph, EdgeInput)) for one in found):
             return super()._result(node)
+        if node.op != "call_module" and all(isinstance(one, EdgeInput) for one in found):
+            with suppress(ModelError):  # columns of these, or whole numbers, which it may be tried on
+                if isinstance(part := super()._result(node), EdgeInput):
+                    return part
         step = self._put_by(node, self._where)
         self._draws.update([step] if node in self._drawing else [])
-        adds_up = node in self._tails and any(
-            one.target in (*ADD_UP, *COUNTS)
-            and any(isinstance(n, RowCount) for n in (*one.args[1:], *one.kwargs.values()))
-            for one in step.with_all_before()
-        )
+        adds_up = node in self._tails and any(map(_adds_up, step.with_all_before()))
         if step.target != "propagate" and not adds_up:
             return step
         drawn = self._draws.intersection(step.with_all_before())

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointFunction
 from torch_geometric import utils
 from torch_geometric.nn import Aggregation, GCNConv, HANConv, HeteroLinear, HGTConv, MessagePassing
@@ -41,6 +41,7 @@ from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
 from ooc.errors import ModelError
 from ooc.kernels.tensors import fractions
 from ooc.model.lowering.assembly import Setting, first_line
+from ooc.model.lowering.matrices import matrix_of_edges
 from ooc.model.lowering.norms import NORMS
 from ooc.model.lowering.plain_forwards import GLOBAL_ATTENTIONS, plain_forwards
 from ooc.model.lowering.rowwise import IN_PLACE, VIEWS, WHOLE, assigned
@@ -119,7 +120,7 @@ class Calls:
                 raise self._refuse("it draws random numbers other than by dropout, or another thread has drawn some")
             for what in before.changed():
                 raise self._changes(what)
-            self._check_again()
+            self._check_again(before)
         self._check_written()
         vars(module).update(constants)  # tensors that forward makes, which the calls refer to
         self.constants = constants
@@ -143,15 +144,31 @@ class Calls:
     def _changes(self, what: str) -> ModelError:
         return self._refuse(f"its forward changes its {what}{_ONCE}")
 
-    def _check_again(self) -> None:
-        """Refuse a module that makes other calls the second time. Stand-ins kept from the first time are invalid
-        then."""
-        for node in (again := _Tracer(self).trace(self.module)).nodes:
-            for kept in node.all_input_nodes:
-                if kept.graph is not again:
-                    raise self._refuse(f"{kept.name} is kept from an earlier forward pass")
+    def _check_again(self, before: "Before") -> None:
+        """Refuse a module that makes other calls the second time. Stand-ins kept from the first time are invalid then,
+        unless they are made of the edges alone: these are the same in every epoch, and computed anew in each."""
+        again = _Tracer(self).trace(self.module)
+        kept = [one for node in again.nodes for one in node.all_input_nodes if one.graph is not again]
+        if kept:
+            for one in kept:
+                if not self._is_of_edges_alone(one):
+                    raise self._refuse(f"{one.name} is kept from an earlier forward pass")
+            before.restore()
+            again = _Tracer(self).trace(self.module)
         if list(map(_kind, again.nodes)) != list(map(_kind, self.nodes)):
             raise self._refuse("it calls other layers, or with other numbers, each time")
+
+    def _is_of_edges_alone(self, node: fx.Node) -> bool:
+        """Whether it is made of the edges, what they carry, sizes and numbers by functions, without dropout."""
+        inputs, seen, waiting = [one for one in self.nodes if one.op == "placeholder"], set[fx.Node](), [node]
+        while waiting:
+            if (one := waiting.pop()) in seen or _is_of_sizes(one):
+                continue
+            seen.add(one)
+            waiting += one.all_input_nodes
+            if one in inputs[: self.rows] or one.op in ("call_module", "get_attr") or "dropout" in str(one.target):
+                return False
+        return True
 
     def _check_written(self) -> None:
         """Refuse writes into a parameter or buffer, also through ``data`` or through shared memory."""
@@ -507,6 +524,8 @@ class _Tracer(fx.Tracer):
         for name in ("full", "ones", "zeros"):
             f = getattr(torch, name)
             yield mock.patch.object(torch, name, partial(self._call, f, "call_function", f))
+        yield mock.patch.object(torch, "tensor", partial(self._constant, torch.tensor))
+        yield mock.patch.object(torch, "sparse_coo_tensor", partial(matrix_of_edges, torch.sparse_coo_tensor))
         of = root if self._opened is None else self._opened
         kinds = {kind for part in of.modules() for kind in type(part).__mro__}
         names = {one.__module__ for one in (*kinds, GCNConv, utils.get_laplacian)}
@@ -542,6 +561,14 @@ class _Tracer(fx.Tracer):
         if not any(isinstance(one, fx.Proxy) for one in tree_leaves((args, kwargs))):
             return f(*args, **kwargs)
         return self.create_proxy(kind, target, args, kwargs)
+
+    def _constant(self, make: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:
+        """A tensor of numbers that shapes say."""
+
+        def known(one: Any) -> Any:
+            return self.only_answer(one.node, lambda number: number) if type(one) in (fx.Proxy, _StandIn) else one
+
+        return make(tree_map(known, data) if self._traced_in == get_ident() else data, *args, **kwargs)
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         """Answer a question about shapes whose answer does not depend on the number of rows and edges; otherwise raise
@@ -690,13 +717,17 @@ class _Tracer(fx.Tracer):
     def _looking_at_edges(
         self, m: nn.Module, path: str, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        before, stack = len(self.graph.nodes), self.module_stack.copy()
+        before, stack, as_it_was = len(self.graph.nodes), self.module_stack.copy(), Before(m)
         try:
             found = super().call_module(m, forward, args, kwargs)
-            if not any(map(_looks_at_edges, list(self.graph.nodes)[before:])):
+            made = list(self.graph.nodes)[before:]
+            given = {_edges_of(one.node) for one in tree_leaves((args, kwargs)) if isinstance(one, fx.Proxy)}
+            looks_up = "edge_index" not in given and any(node.target in WHOLE for node in made)
+            if looks_up or not any(map(_looks_at_edges, made)):
                 return found
         except Exception:
             self.module_stack = stack
+        as_it_was.restore()  # it may have kept what is erased now
         for node in reversed(list(self.graph.nodes)[before:]):
             if node.op != "get_attr":  # which stand-ins of parameters know by name
                 self.graph.erase_node(node)
