@@ -440,7 +440,8 @@ class Keeping(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.map, self.kept = nn.Linear(H, H), None
+        self.map = nn.Linear(H, H)
+        self.kept: Any = None
 
     def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
         if self.kept is None:
@@ -477,7 +478,7 @@ class Bonds(nn.Module):
 
     def forward(self, e: Tensor) -> Tensor:
         e = e.long()
-        found: Tensor = sum(kind(e[:, at]) for at, kind in enumerate(self.kinds))  # type: ignore[assignment]
+        found: Tensor = sum(kind(e[:, at]) for at, kind in enumerate(self.kinds))
         return found
 
 

@@ -11,12 +11,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch_geometric.data import Data
 from torch_geometric.nn import (
     APPNP,
     ChebConv,
     GATConv,
     GCNConv,
     MessageNorm,
+    MessagePassing,
     SAGEConv,
     SGConv,
     SuperGATConv,
@@ -49,6 +51,40 @@ class Between(nn.Module):
         with torch.set_grad_enabled(not self.without_gradients):
             x = self.between(x, edge_index) if self.edges else self.between(x)
         return self.second(x, edge_index)
+
+
+class Kept(MessagePassing):
+    """Goes by edges of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.edges = torch.tensor([[0, 1], [1, 2]])
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.propagate(self.edges, x=x)
+        return found
+
+
+class Handed(nn.Module):
+    """Gives data to its layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = GivenData()
+
+    def forward(self, data: Data) -> Tensor:
+        found: Tensor = self.layer(data)
+        return found
+
+
+class GivenData(MessagePassing):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(C))
+
+    def forward(self, data: Data) -> Tensor:
+        found: Tensor = self.propagate(data.edge_index, x=data.x[:, :C] * self.scale)
+        return found
 
 
 class WithAttentionLoss(nn.Module):
@@ -324,6 +360,12 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     ),
     "rows one by one": (lambda: Between(lambda x: torch.stack([*x])), ("rows of a matrix one by one",)),
     "message norm": (lambda: Between(MessageNorm()), ("MessageNorm", "missing", "msg")),
+    "a sparse matrix": (
+        lambda: Between(lambda x: torch.eye(6).to_sparse() @ x),
+        ("is a sparse matrix that the model keeps", "edge_index", "line"),
+    ),
+    "edges of its own": (lambda: Between(Kept()), ("Kept (between)", "come as an argument, edge_index")),
+    "data for a layer": (Handed, ("layer(data.x, data.edge_index)",)),
     "the number of rows": (lambda: Between(lambda x: x / len(x)), ("Between", "number of rows by len()", "line")),
     "overwritten and used": (InPlaceTwice, ("ReLU (act)", "writes into")),
     "attention that does not sum": (lambda: GATConv(F_IN, C, aggr="max"), ("GATConv", "aggr='max'")),

@@ -405,7 +405,8 @@ def layer_of(
         counts=tuple(name for name, value in rows.items() if _counts_edges(value)),
     )
     if not rows or len(edges) != 1:
-        raise layer.refuse("it must be given matrices of rows and the model's own edges, beside what these carry")
+        why = "; edges that a layer keeps itself come as an argument, edge_index" if rows and not edges else ""
+        raise layer.refuse(f"it must be given matrices of rows and the model's own edges, beside what these carry{why}")
     for name, value in plain.items():
         if value is not None and not isinstance(value, _PLAIN):
             of_types = isinstance(value, EdgeKinds) or any(isinstance(one, EdgeKinds) for one in given.values())

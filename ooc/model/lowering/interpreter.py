@@ -250,6 +250,11 @@ class Interpreter:
         match node.op:
             case "get_attr":
                 found = attribute(self.whole, str(node.target))
+                if isinstance(found, Tensor) and found.layout is not torch.strided:
+                    raise ModelError(
+                        f"{str(node.target).removeprefix('model.')} is a sparse matrix that the model keeps; edges "
+                        "come as edge_index and edge_weight, of which torch.sparse_coo_tensor may make one in forward"
+                    )
                 parameters = (found,) if isinstance(found, nn.Parameter) else ()
                 return Free(evaluate=lambda known: found, parameters=parameters)
             case "call_module":

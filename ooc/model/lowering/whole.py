@@ -157,6 +157,9 @@ class _Given(Data):  # type: ignore[misc]  # PyG is not typed
     def keys(self, *args: Any) -> Any:
         raise _not_given("a list of all that it has")
 
+    def __fx_create_arg__(self, tracer: Any) -> Any:
+        raise ModelError("a layer is given data itself; give it tensors, as layer(data.x, data.edge_index)")
+
     __len__ = __iter__ = to_dict = keys
 
     @property
