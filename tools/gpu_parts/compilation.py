@@ -3,7 +3,8 @@
 
 Run as a script with compute capabilities ("80,90"), in a process without the interpreter: the kernels are launched as
 ever, but on a driver that only knows what it would drive, and nothing is run. With "sums" behind it, only those; with
-"all", everything in either type and in other widths too, not only in one each.
+"all", everything in either type and in other widths too, not only in one each. With "names", nothing is compiled
+either: what tells all these programs from other ones.
 """
 
 import json
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
@@ -80,6 +82,23 @@ def compiled(capability: int, which: str = "") -> list[dict[str, Any]]:
     finally:
         JITFunction.run = run
     return found
+
+
+def names(capability: int) -> list[str]:
+    """What tells each program that "all" compiles from other ones: its text and that of what it calls, the kinds of its
+    arguments and what is constant, and how many warps and stages it has."""
+    found = set[str]()
+
+    def note(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
+        source = ASTSource(fn.jit_function, compile["signature"], compile["constants"], *compile["configs"])
+        found.add(f"{source.hash()} {compile['num_warps']} {compile['num_stages']}")
+        return True  # then it is not compiled
+
+    driver.set_active(NamedDriver(capability))
+    triton.knobs.runtime.jit_cache_hook = note
+    for _, call in calls("all"):
+        call()
+    return sorted(found)
 
 
 def calls(which: str) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -225,4 +244,5 @@ def _described(kernel: Any, log: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps([compiled(int(capability), *sys.argv[2:]) for capability in sys.argv[1].split(",")]))
+    tell = names if sys.argv[2] == "names" else partial(compiled, which=sys.argv[2])
+    print(json.dumps([tell(int(capability)) for capability in sys.argv[1].split(",")]))
