@@ -46,13 +46,12 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> R
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_one_line_says_so(tmp_path: Path) -> None:
+def test_without_a_gpu_one_line_says_so(tmp_path: Path, run: Run) -> None:
     """Status 3, and nothing that could be taken for results."""
-    command = [sys.executable, str(CHECKOUT / "tools" / "gpu_check")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=500)
-    assert done.returncode == 3
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
+    status, out, err = run(tmp_path)
+    assert status == 3
+    assert out == ""
+    (line,) = err.splitlines()
     assert line.startswith("gpu_check: nothing was measured: no NVIDIA GPU can be used: torch ")
     assert not list(tmp_path.iterdir())
 

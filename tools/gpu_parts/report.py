@@ -2,6 +2,7 @@
 """What a check found: values by part, what was left out and why, what failed."""
 
 import json
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -103,12 +104,9 @@ class Report:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether a device said so."""
-    try:
-        import torch
-    except ImportError:
-        return False
-    return isinstance(error, torch.cuda.OutOfMemoryError)
+    """Whether a device said so, by torch, which is imported then."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(error, torch.cuda.OutOfMemoryError)
 
 
 def _in_one_line(error: Exception) -> str:
