@@ -167,7 +167,7 @@ def test_torch_never_takes_more_of_the_gpu_than_the_least_budget(store: Store, t
         assert torch.cuda.max_memory_reserved() <= trainer.limits.device_bytes
 
 
-@pytest.mark.parametrize("name", thorough(MODELS, "sage of maxima", "gatv2"))
+@pytest.mark.parametrize("name", thorough(MODELS, "sage", "sage of maxima", "gatv2"))
 def test_losses_and_gradients_are_pygs(
     name: str, data: Data, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
