@@ -52,9 +52,9 @@ def test_what_is_recorded_is_what_the_epoch_took(
     monkeypatch.setattr(HostWorkspace, "finish", settled)
     options = {**SMALL, "threads": threads}
     with make_trainer(MODEL, store, tmp_path, dtype=torch.float32, **options) as trainer:
-        unwatched = [record.loss for record in trainer.fit(epochs=3, eval_every=0)]
+        unwatched = [record.loss for record in trainer.fit(epochs=2, eval_every=0)]
     with make_trainer(MODEL, store, tmp_path, dtype=torch.float32, **options, out=tmp_path / "run") as trainer:
-        records = trainer.fit(epochs=3, eval_every=0)
+        records = trainer.fit(epochs=2, eval_every=0)
         limit, peak = trainer.plan.device_limit_bytes + trainer.plan.host_limit_bytes, trainer.plan
         titles = [item.title for item in trainer.plan.programs["train"]]
         hits = trainer.plan.hit_rate

@@ -115,7 +115,7 @@ def test_other_bytes_than_were_stored_are_never_computed_with(
     these are goes by how threads come to the disk, so it is tried until several matrices had some."""
     told = set[str]()
     for seed in range(100):
-        if seed >= examples(8) and len(told) > 2:
+        if seed >= examples(4) and len(told) > 2:
             break
         disk.append(Faults(seed=seed, wrong=1 / 300))
         try:
