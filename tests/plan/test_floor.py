@@ -143,7 +143,7 @@ def examples_of(given: list[tuple[Any, ...]]) -> Callable[[Any], Any]:
     hub=st.booleans(),
     more=st.sampled_from(["nodes", "edges", "a few columns", "features", "hidden"]),
 )
-@examples_of(cases(NOT_LESS[-3:], NOT_LESS))
+@examples_of(cases(NOT_LESS[-2:], NOT_LESS))
 def test_more_of_anything_takes_no_less_on_the_cpu(
     nodes: int, degree: int, features: int, hidden: int, layers: int, model: str, hub: bool, more: str
 ) -> None:

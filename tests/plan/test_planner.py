@@ -20,8 +20,6 @@ from tests.plan.policies import Policy, count_hits
 from tests.plan.workloads import workload
 
 WORK = workload()
-_known = cache(workload)
-"""Of which the least memory is looked for once for all budgets."""
 EVERYTHING = 1 << 32
 
 
@@ -88,7 +86,7 @@ def test_what_one_budget_lacks_the_other_may_give() -> None:
 def test_every_plan_keeps_its_budgets_and_passes_the_verifier(
     device_part: float, host_part: float, layers: int
 ) -> None:
-    work = _known(layers=layers)
+    work = workload(layers=layers)
     device = int(2_000_000 + device_part**3 * 60_000_000)
     host = int(100_000 + host_part**3 * 60_000_000)
     try:

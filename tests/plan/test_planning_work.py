@@ -24,11 +24,15 @@ from ooc.plan.program.sequence import block_table, uses_of
 from ooc.plan.solver import minimum_memory, others
 from tests.examples import ordinary, thorough
 from tests.plan.test_bucketing import bucketable_workload
-from tests.plan.workloads import WITH_DEVICE_MEMORY, in_groups, large_gcn, workload
+from tests.plan.workloads import WITH_DEVICE_MEMORY, in_groups, large_gcn, new_workload, workload
 
 IGB260M = (269_346_174, 3_995_777_033, 1024, 19)
 MACHINES = {"processor": UNMEASURED, "device": WITH_DEVICE_MEMORY}
-WORKS = {"plain": workload(), "groups": in_groups(workload(), 4), "small": large_gcn(2000, 30_000, 256, 19)}
+WORKS = {
+    "plain": new_workload(layers=2),
+    "groups": in_groups(workload(layers=2), 4),
+    "small": large_gcn(2000, 30_000, 256, 19),
+}
 A5000 = Limits(21_600_000_000, 115_200_000_000)
 """Nine tenths of 24 GB and of 128 GB: igb260m's narrowest slab of eight columns takes 8.6 GB."""
 
@@ -218,7 +222,7 @@ def test_what_is_named_as_enough_is_found_among_few_layouts(
 @pytest.mark.parametrize("hardware", [UNMEASURED, WITH_DEVICE_MEMORY], ids=["processor", "device"])
 def test_the_least_memory_of_a_workload_is_looked_for_once(hardware: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the budgets; and the plans are those of workloads that nobody has planned before."""
-    known, numbers, plans = workload(), [], []
+    known, numbers, plans = new_workload(), [], []
     limits = [Limits(mb * 1_000_000, mb * 1_000_000) for mb in (9, 8)]
     for one in limits:
         with monkeypatch.context() as patched:
@@ -226,8 +230,8 @@ def test_the_least_memory_of_a_workload_is_looked_for_once(hardware: Hardware, m
             patched.setattr(problem, "lay_out", counted)
             plans.append(plan_layout(known, one, hardware))
         numbers.append(len(counted.sizes))
-    assert plans[0].layout == plan_layout(workload(), limits[0], hardware).layout
-    assert plans[1].layout == plan_layout(workload(), limits[1], hardware).layout
+    assert plans[0].layout == plan_layout(new_workload(), limits[0], hardware).layout
+    assert plans[1].layout == plan_layout(new_workload(), limits[1], hardware).layout
     assert numbers[1] < numbers[0]
 
 

@@ -16,7 +16,7 @@ from ooc.plan.workload import Kept, Share
 from tests.examples import cases, examples, thorough
 from tests.plan.workloads import WITH_DEVICE_MEMORY
 
-ROWS, WIDTH, LAYERS, DEGREE = 10_000, 64, 5, 4
+ROWS, WIDTH, LAYERS, DEGREE = 10_000, 64, 4, 4
 MATRIX = ROWS * WIDTH * 4
 
 

@@ -3,6 +3,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import overload
 
 from ooc.plan import UNMEASURED, Direction, Hardware, Kind, Limits, Matrix, Plan, Pull, Stage, Topology, Workload
@@ -21,7 +22,7 @@ WITH_DEVICE_MEMORY = replace(
 )
 
 
-def workload(rows: int = 40_000, width: int = 64, layers: int = 3, degree: int = 10) -> Workload:
+def new_workload(rows: int = 40_000, width: int = 64, layers: int = 3, degree: int = 10) -> Workload:
     """A forward and backward chain like a GraphSAGE's: z kept, m and dp pulled."""
     tile = 1024
     edges = [min(rows, r) * degree for r in range(0, rows + tile, tile)]
@@ -51,6 +52,10 @@ def workload(rows: int = 40_000, width: int = 64, layers: int = 3, degree: int =
         pulled_itemsize=4,
         threads=2,
     )
+
+
+workload = cache(new_workload)
+"""One and the same of a size, of which the least memory is looked for once for all budgets."""
 
 
 def keeping(work: Workload) -> Workload:
