@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention by GATv2's scores and by GAT's with features of edges gives compiled what torch's operators give."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
@@ -16,11 +15,11 @@ from ooc.errors import StoreError
 from ooc.kernels import edge_function
 from ooc.kernels.compiled import edge_function as compiled
 from ooc.kernels.dropout.edges import EdgeDropout
-from ooc.kernels.edge_function import EdgeMessages, Heads, TargetLayout, Upstream
+from ooc.kernels.edge_function import Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.kernels.functions import EdgeFunction, Gatv2, GatWithFeatures
-from tests.examples import cases, examples
+from tests.examples import examples
 from tests.kernels.kernel_cases import over_edges
 from tests.kernels.test_compiled import DTYPES, same, tiles
 
@@ -203,30 +202,3 @@ def test_features_of_other_types_are_converted() -> None:
     narrow, wide = (replace(layer, tile=replace(layer.tile, features_EK=one)) for one in (halves, halves.float()))
     for one, expected in zip(narrow.pulls(compiled, 3, range(2)), wide.pulls(compiled, 3, range(2)), strict=True):
         assert torch.equal(one, expected)
-
-
-class Narrow:
-    """Pulls of rows that are rounded to bfloat16, as they are or as float32."""
-
-    def __init__(self, *, widened: bool) -> None:
-        self.dtype = torch.float32 if widened else torch.bfloat16
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        def pull(edges: EdgeMessages, **options: Any) -> Any:
-            rows = {key: options[key] for key in ("source_NW", "target_NP") if key in options}
-            pulled = {key: one.bfloat16().to(self.dtype) for key, one in rows.items()}
-            return getattr(compiled, name)(edges, **options | pulled)
-
-        return pull
-
-
-def test_rows_of_bfloat16_are_computed_with_in_float32() -> None:
-    """Bit for bit as if they had been float32 before."""
-    counts = torch.tensor([0, 3, 70, 1])
-    offsets = torch.cat((torch.zeros(1), counts.cumsum(0))).int()
-    tile = TileEdges(torch.randint(0, 20, (74,)).sort().values.int(), offsets, 2, 20)
-    for kind in cases(KINDS[:1], KINDS):
-        layer = Layer.of(kind, tile, 20, torch.float32, 3, 9, 0.2, None, 3, True)
-        narrow, wide = (layer.pulls(Narrow(widened=widened), 20, range(3)) for widened in (False, True))  # type: ignore[arg-type]
-        for one, other in zip(narrow, wide, strict=True):
-            assert one.dtype == torch.float32 and torch.equal(one, other)
