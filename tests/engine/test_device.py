@@ -102,8 +102,6 @@ class GatsOfFeatures(torch.nn.Module):
 
 SHARES = {(1.0, 1.0): (True, True), (1.0, 40.0): (True, False), (60.0, 60.0): (False, False)}
 """Budgets as multiples of the least that would do, (device, host), and what then moves: over the wire, to the SSD."""
-BETWEEN = (1.4, 1.5)
-"""More, for a model of sums."""
 
 Scores = dict[str, float | None]
 Build = Callable[..., Trainer]
@@ -232,13 +230,13 @@ def test_results_are_the_cpus_to_the_bit(
     gpu, host = least(name)
     found = []
     least_share, *others = SHARES
-    shares = [*SHARES, BETWEEN] if name == "gcn" else [least_share, others[[*MODELS].index(name) % len(others)]]
+    shares = [*SHARES] if name == "gcn" else [least_share, others[[*MODELS].index(name) % len(others)]]
     for seed, (of_device, of_host) in enumerate(shares):
         with FakeDevice(seed, eager=seed / len(shares)) as fake:
             use(fake, monkeypatch)
             trainer = on_device(model, store, tmp_path)(int(gpu * of_device), int(host * of_host))
             moved = trainer.plan.to_device_bytes > 0, trainer.plan.ssd_bytes > 0
-            assert moved == SHARES.get((of_device, of_host), moved), "all three tiers have their part"
+            assert moved == SHARES[of_device, of_host], "all three tiers have their part"
             found.append(outcome(trainer, predict=of_device == 1.0 == of_host))
             assert not fake.opened
     for one in found:
@@ -518,7 +516,7 @@ def test_the_plan_and_the_outcome_say_what_goes_over_the_wire(
 
 @pytest.mark.parametrize(
     "name",
-    ordinary(sorted(MODELS.keys() - RUN_AS_THEY_ARE), "gcn", "gin with batch norm", "gatv2", "sage of maxima"),
+    ordinary(sorted(MODELS.keys() - RUN_AS_THEY_ARE), "gin with batch norm", "gatv2", "sage of maxima"),
 )
 def test_the_host_waits_for_no_tile(name: str, store: Store, tmp_path: Path, device: FakeDevice) -> None:
     """In no epoch, neither for its loss nor for its scores. These, and whether all weights are finite, are asked for
