@@ -7,6 +7,7 @@ ever, but on a driver that only knows what it would drive, and nothing is run. W
 either: what tells all these programs from other ones.
 """
 
+import ast
 import json
 import re
 import sys
@@ -85,8 +86,8 @@ def compiled(capability: int, which: str = "") -> list[dict[str, Any]]:
 
 
 def names(capability: int) -> list[str]:
-    """What tells each program that "all" compiles from other ones: its text and that of what it calls, the kinds of its
-    arguments and what is constant, and how many warps and stages it has."""
+    """What tells each program that "all" compiles from other ones: what it does and what those do that it calls, the
+    kinds of its arguments and what is constant, and how many warps and stages it has."""
     found = set[str]()
 
     def note(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
@@ -94,11 +95,24 @@ def names(capability: int) -> list[str]:
         found.add(f"{source.hash()} {compile['num_warps']} {compile['num_stages']}")
         return True  # then it is not compiled
 
+    for name in [name for name in sys.modules if name.startswith("ooc.kernels.cuda.programs.")]:
+        for function in vars(sys.modules[name]).values():
+            if isinstance(function, JITFunction):
+                _forget_what_is_said_of(function)
     driver.set_active(NamedDriver(capability))
     triton.knobs.runtime.jit_cache_hook = note
     for _, call in calls("all"):
         call()
     return sorted(found)
+
+
+def _forget_what_is_said_of(function: Any) -> None:
+    """And where it stands, which Triton tells programs by, too."""
+    tree = function.parse()
+    if ast.get_docstring(tree.body[0]) is not None:
+        del tree.body[0].body[0]
+    function._unsafe_update_src(ast.unparse(tree))
+    function.starting_line_number = 0
 
 
 def calls(which: str) -> Iterator[tuple[str, Callable[[], Any]]]:
