@@ -141,6 +141,21 @@ class Carrying(nn.Module):
         return self.second(self.first(x, edge_index, **carried).tanh(), edge_index, **carried)
 
 
+class Behind(nn.Module):
+    """One such layer behind a linear map: its rows have gradients, and it is tried for rows of one width alone."""
+
+    def __init__(self, features: int, classes: int, make: Make) -> None:
+        super().__init__()
+        self.before, self.layer = nn.Linear(features, H), make(H, classes)
+
+    def forward(
+        self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None, edge_attr: Tensor | None = None
+    ) -> Tensor:
+        carried = {} if edge_weight is None else {"edge_weight": edge_weight}
+        carried |= {} if edge_attr is None else {"edge_attr": edge_attr}
+        return self.layer(self.before(x).tanh(), edge_index, **carried)
+
+
 class AmongOthers(nn.Module):
     """Layers of unknown insides between known ones, side by side, twice of the same rows, and around them."""
 
@@ -228,6 +243,11 @@ def of_towers(inputs: int, outputs: int) -> nn.Module:
 def twice(make: Make) -> Make:
     """A model of two such layers."""
     return lambda features, classes: Two(features, classes, make)
+
+
+def behind(make: Make) -> Make:
+    """A model of one, behind a linear map."""
+    return lambda features, classes: Behind(features, classes, make)
 
 
 class Placed(nn.Module):

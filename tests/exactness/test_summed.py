@@ -17,7 +17,7 @@ from torch_geometric.utils import add_self_loops, degree, remove_self_loops
 from ooc.errors import ModelError
 from ooc.plan import Plan
 from tests.exactness.comparison import assert_agrees, make_trainer, store_of
-from tests.exactness.layers import Carrying, twice
+from tests.exactness.layers import behind, twice
 from tests.exactness.reference import CustomCase
 from tests.graphs import GraphCase, random_data
 
@@ -253,9 +253,9 @@ def runs_as_it_is(plan: Plan) -> bool:
 
 
 def planned(make: Callable[[int, int], nn.Module], folder: Path) -> Plan:
-    """Of two such layers."""
+    """Of such a layer."""
     store = store_of(random_data(GraphCase(**ROUGH)), folder)
-    with make_trainer(CustomCase(make=twice(make)), store, folder) as trainer:
+    with make_trainer(CustomCase(make=behind(make)), store, folder) as trainer:
         return trainer.plan
 
 
@@ -270,13 +270,8 @@ def test_sums(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_others(name: str, tmp_path: Path) -> None:
     """What looks like a sum and is none still is PyG's."""
-    case, data = CustomCase(make=twice(OTHERS[name])), random_data(GraphCase(**ROUGH))
+    case, data = CustomCase(make=behind(OTHERS[name])), random_data(GraphCase(**ROUGH))
     assert runs_as_it_is(assert_agrees(case, data, tmp_path, epochs=EPOCHS))
-
-
-def carrying(make: Callable[[int, int], nn.Module]) -> Callable[[int, int], nn.Module]:
-    """Two layers that are given what edges carry."""
-    return lambda features, classes: Carrying(features, classes, make)
 
 
 class Squashed(Weighted):
@@ -335,7 +330,7 @@ class Unweighed(Learnt):
 )
 def test_weights(make: Callable[[int, int], nn.Module], as_it_is: bool, tmp_path: Path) -> None:
     """Sums may be weighted by what edges carry."""
-    case, data = CustomCase(make=carrying(make)), random_data(GraphCase(**ROUGH, weighted=True))
+    case, data = CustomCase(make=behind(make)), random_data(GraphCase(**ROUGH, weighted=True))
     assert runs_as_it_is(assert_agrees(case, data, tmp_path, epochs=EPOCHS)) is as_it_is
 
 
