@@ -55,11 +55,11 @@ class Deep(nn.Module):
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
-        self.first, self.second = SAGEConv(features, WIDTH), MlpMessages(WIDTH, WIDTH)
+        self.first, self.second = nn.Linear(features, WIDTH), MlpMessages(WIDTH, WIDTH)
         self.third, self.fourth = SAGEConv(WIDTH, WIDTH), MlpMessages(WIDTH, classes)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        rows = self.second(torch.relu(self.first(x, edge_index)), edge_index)
+        rows = self.second(torch.relu(self.first(x)), edge_index)
         return self.fourth(torch.relu(self.third(rows, edge_index) + rows), edge_index)
 
 
@@ -188,6 +188,7 @@ def test_plans_and_threads_do_not_matter(
     assert len(buckets) > 1
 
 
+@pytest.mark.thorough
 @given(
     graph=graph_cases(
         nodes=st.integers(600, 900),
@@ -228,7 +229,7 @@ def test_several_layers_that_spill(tmp_path: Path) -> None:
     store = store_of(data, tmp_path)
     budgets = least(case, store, tmp_path, tile_rows=64)
     plan = assert_agrees(case, data, tmp_path, epochs=1, store=store, tile_rows=64, **budgets)
-    assert sorted(plan.partial_sums) == ["dm2", "dm4"]
+    assert sorted(plan.partial_sums) == ["dm1", "dm3"]
 
 
 @pytest.mark.parametrize("faults", [{"full": 0.2}, {"broken": 0.2}], ids=["full", "broken"])
