@@ -53,12 +53,15 @@ CASES = {
 
 def outcome(
     model: ModelCase, store: Store, folder: Path, dtype: torch.dtype, **options: Any
-) -> tuple[list[float], dict[str, float | None], dict[str, Tensor]]:
-    """Losses, final scores and final parameters of a short run."""
+) -> tuple[list[float], dict[str, float | None], dict[str, Tensor], int]:
+    """Losses, final scores and final parameters of a short run, and the bytes it writes an epoch, which are the
+    plan's."""
     with make_trainer(model, store, folder, dtype=dtype, tile_rows=TILE_ROWS, **options) as trainer:
-        losses = [record.loss for record in trainer.fit(epochs=EPOCHS, eval_every=0)]
-        scores = trainer.evaluate()
-        return losses, scores, {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+        records = trainer.fit(epochs=EPOCHS, eval_every=0)
+        scores, plan, last = trainer.evaluate(), trainer.plan, records[-1]
+        assert (last.ssd_write_bytes, last.ssd_read_bytes) == (plan.ssd_write_bytes, plan.ssd_read_bytes)
+        parameters = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+        return [record.loss for record in records], scores, parameters, last.ssd_write_bytes
 
 
 @pytest.mark.thorough("gcn constant input-torch.float32-undirected", "residual-torch.float32-directed")
@@ -66,7 +69,8 @@ def outcome(
 def test_results_do_not_depend_on_the_plan(
     model: ModelCase, dtype: torch.dtype, undirected: bool, number: int, tmp_path: Path
 ) -> None:
-    """Every plan gives the losses, accuracies and weights of the roomiest one, compared by ``==``."""
+    """Every plan gives the losses, accuracies and weights of the roomiest one, compared by ``==``. That spills nothing,
+    the leanest most."""
     graph = GraphCase(**{**GRAPH.__dict__, "undirected": undirected})
     store = store_of(random_data(graph, dtype=dtype), tmp_path)
     expected = outcome(model, store, tmp_path, dtype)
@@ -76,30 +80,15 @@ def test_results_do_not_depend_on_the_plan(
         {"gpu_budget": int(gpu * device_share), "host_budget": int(host * host_share)}
         for device_share, host_share in SHARES
     ]
+    written = []
     for options in [leanest, *(plans + CUTS)[number :: len(MODELS)]]:
-        losses, scores, parameters = outcome(model, store, tmp_path, dtype, **options)
+        losses, scores, parameters, bytes_written = outcome(model, store, tmp_path, dtype, **options)
+        written.append(bytes_written)
         assert losses == expected[0], options
         assert scores == expected[1], options
         for name, parameter in parameters.items():
             assert torch.equal(parameter, expected[2][name]), (options, name)
-
-
-def test_the_plans_compared_are_not_all_the_same(tmp_path: Path) -> None:
-    """The comparison above means something: some plans spill everything, some nothing."""
-    model = MODELS["sage"]
-    store = store_of(random_data(GRAPH), tmp_path)
-
-    def moved(**options: Any) -> int:
-        with make_trainer(model, store, tmp_path, tile_rows=TILE_ROWS, **options) as trainer:
-            records = trainer.fit(epochs=2, eval_every=0)
-            assert records[-1].ssd_write_bytes == trainer.plan.ssd_write_bytes
-            assert records[-1].ssd_read_bytes == trainer.plan.ssd_read_bytes
-            return int(records[-1].ssd_write_bytes)
-
-    leanest = least(model, store, tmp_path, tile_rows=TILE_ROWS)
-    everything = moved(**leanest)
-    some = moved(**leanest | {"gpu_budget": int(1.2 * leanest["gpu_budget"])})
-    assert moved() == 0 < some < everything
+    assert expected[-1] == 0 < written[0] == max(written)
 
 
 def test_fit_in_pieces_is_fit_in_one_go(tmp_path: Path) -> None:
