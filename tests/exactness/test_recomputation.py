@@ -57,20 +57,21 @@ def subsets(stages: list[int]) -> Iterator[Recomputed]:
         yield from map(frozenset, combinations(stages, count))
 
 
-def outcome(
-    case: ModelCase, store: Store, folder: Path, **options: Any
-) -> tuple[list[float], dict[str, Any], list[Tensor]]:
-    """Losses, scores and weights of a short run, whose bytes are those of its plan."""
+Outcome = tuple[list[float], dict[str, Any], list[Tensor], list[int]]
+
+
+def outcome(case: ModelCase, store: Store, folder: Path, **options: Any) -> Outcome:
+    """Losses, scores and weights of a short run, whose bytes are its plan's, and what could be computed again."""
     with make_trainer(case, store, folder, dtype=torch.float32, tile_rows=TILE_ROWS, **options) as trainer:
         records = trainer.fit(epochs=EPOCHS, eval_every=0)
         assert records[-1].ssd_read_bytes == trainer.plan.ssd_read_bytes
         assert records[-1].ssd_write_bytes == trainer.plan.ssd_write_bytes
         scores = trainer.evaluate()
         weights = [p.detach().clone() for p in trainer.model.parameters()]
-        return [record.loss for record in records], scores, weights
+        return [record.loss for record in records], scores, weights, repeatable(trainer.workload)
 
 
-def assert_same(found: tuple[list[float], dict[str, Any], list[Tensor]], expected: Any, what: object) -> None:
+def assert_same(found: Outcome, expected: Outcome, what: object) -> None:
     assert found[0] == expected[0], what
     assert found[1] == expected[1], what
     assert all(torch.equal(a, b) for a, b in zip(found[2], expected[2], strict=True)), what
@@ -91,8 +92,7 @@ def test_every_set_of_what_is_computed_again_gives_the_same(
     case = ModelCase(kind=kind, layers=4, hidden=24, dropout=dropout)
     force(frozenset())
     expected = outcome(case, store, tmp_path)
-    with make_trainer(case, store, tmp_path, dtype=torch.float32, tile_rows=TILE_ROWS) as trainer:
-        stages = repeatable(trainer.workload)
+    stages = expected[-1]
     assert len(stages) == 3
     for number, recomputed in enumerate(subsets(stages)):
         force(recomputed)
@@ -136,8 +136,7 @@ def test_so_do_other_models(case: ModelCase, store: Store, tmp_path: Path, force
     and all at once."""
     force(frozenset())
     expected = outcome(case, store, tmp_path)
-    with make_trainer(case, store, tmp_path, dtype=torch.float32, tile_rows=TILE_ROWS) as trainer:
-        stages = repeatable(trainer.workload)
+    stages = expected[-1]
     everything, alone = frozenset(stages), [frozenset((stage,)) for stage in stages]
     for number, recomputed in enumerate(dict.fromkeys([*cases(alone[-1:], alone), everything])):
         force(recomputed)
@@ -184,8 +183,7 @@ def test_few_labels_give_the_same(kind: str, tmp_path: Path, force: Force) -> No
     case = ModelCase(kind=kind, layers=4, hidden=24)
     force(frozenset())
     expected = outcome(case, store, tmp_path)
-    with make_trainer(case, store, tmp_path, dtype=torch.float32, tile_rows=TILE_ROWS) as trainer:
-        stages = repeatable(trainer.workload)
+    stages = expected[-1]
     for recomputed in [*map(frozenset, combinations(stages, 1)), frozenset(stages)]:
         force(recomputed)
         assert_same(outcome(case, store, tmp_path, slab_columns=7), expected, recomputed)
