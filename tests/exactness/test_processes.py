@@ -121,7 +121,7 @@ def test_every_kind_of_aggregation(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return found
 
     alone = work(0)  # here, so that what is traced and loaded is not by each
-    for found in together(3, tmp_path, work):
+    for found in together(2, tmp_path, work):
         for name in alone:
             _assert_same(found[name], alone[name], name)
 
