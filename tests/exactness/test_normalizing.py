@@ -88,15 +88,17 @@ class Weighing(nn.Module):
         return out
 
 
-class OfColumn(nn.Module):
-    """Takes what it is asked to of the features of edges for their weights."""
+class OfColumns(nn.Module):
+    """Layers that take something each of the features of edges for their weights."""
 
-    def __init__(self, features: int, classes: int, make: Callable[[int, int], nn.Module], asks: list[Any]) -> None:
+    def __init__(self, features: int, classes: int, asks: list[tuple[Any, Callable[[Tensor], Tensor]]]) -> None:
         super().__init__()
-        self.conv, self.asks = make(features, classes), asks
+        (first, _), (second, _) = asks
+        self.first, self.second, self.asks = first(features, WIDTH), second(WIDTH, classes), [ask for _, ask in asks]
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        out: Tensor = self.conv(x, edge_index, self.asks[0](edge_attr))
+        x = self.first(x, edge_index, self.asks[0](edge_attr)).tanh()
+        out: Tensor = self.second(x, edge_index, self.asks[1](edge_attr))
         return out
 
 
@@ -143,20 +145,19 @@ CASES: dict[str, tuple[CustomCase, dict[str, Any]]] = {
 IN_LEAST_MEMORY = ("PDNConv", "GCNConv of computed weights")
 
 
-COLUMNS: dict[str, tuple[Callable[[int, int], nn.Module], Callable[[Tensor], Tensor], int]] = {
-    "GCNConv of one of two": (GCNConv, lambda e: e[:, 1], 2),
-    "GraphConv of the only one": (GraphConv, lambda e: e.squeeze(), 1),
-    "TAGConv of the only one": (lambda i, o: TAGConv(i, o, K=1), lambda e: e.view(-1), 1),
-    "LEConv of one of two": (LEConv, lambda e: e[:, 0], 2),
+COLUMNS: dict[int, list[tuple[Any, Callable[[Tensor], Tensor]]]] = {
+    2: [(GCNConv, lambda e: e[:, 1]), (LEConv, lambda e: e[:, 0])],
+    1: [(GraphConv, lambda e: e.squeeze()), (lambda i, o: TAGConv(i, o, K=1), lambda e: e.view(-1))],
 }
+"""By how many features edges have."""
 
 
-@pytest.mark.parametrize("name", COLUMNS)
-def test_columns_of_features_are_weights(name: str, tmp_path: Path) -> None:
-    make, asks, features = COLUMNS[name]
+@pytest.mark.parametrize("features", COLUMNS)
+def test_columns_of_features_are_weights(features: int, tmp_path: Path) -> None:
     data = random_data(GraphCase(**HUB, edge_features=features))
     data.edge_attr = data.edge_attr.abs()
-    assert_agrees(CustomCase(make=lambda i, o: OfColumn(i, o, make, [asks])), data, tmp_path, epochs=EPOCHS)
+    case = CustomCase(make=lambda i, o: OfColumns(i, o, COLUMNS[features]))
+    assert_agrees(case, data, tmp_path, epochs=EPOCHS)
 
 
 @pytest.mark.thorough(
@@ -164,6 +165,7 @@ def test_columns_of_features_are_weights(name: str, tmp_path: Path) -> None:
     "GCNConv of computed weights, no loops",
     "LGConv of computed weights",
     "GCN2Conv of computed weights",
+    "APPNP of computed weights",
     "TAGConv of computed weights",
     "SGConv of weights computed of rows",
     "SSGConv of computed weights",
