@@ -27,7 +27,7 @@ import ooc
 from ooc.errors import ModelError
 from tests.exactness.comparison import assert_agrees, make_trainer
 from tests.exactness.conftest import Converted
-from tests.exactness.layers import Carrying, twice
+from tests.exactness.layers import behind, twice
 from tests.exactness.reference import CustomCase
 from tests.graphs import GraphCase, random_data
 
@@ -179,6 +179,8 @@ LAYERS: dict[str, Callable[[int, int], nn.Module]] = {
     "TransformerConv.lin_query, low rank": replaced(TransformerConv, "lin_query", LowRank),
     "TransformerConv.lin_skip, low rank": replaced(TransformerConv, "lin_skip", LowRank),
     "TransformerConv.lin_beta, low rank": replaced(lambda i, o: TransformerConv(i, o, beta=True), "lin_beta", LowRank),
+}
+AS_THEY_ARE: dict[str, Callable[[int, int], nn.Module]] = {
     "a subclass's message": DoubledMessages,
     "a subclass's update": DoubledUpdate,
     "a subclass's forward": DoubledForward,
@@ -187,6 +189,7 @@ LAYERS: dict[str, Callable[[int, int], nn.Module]] = {
     "another aggregation": aggregating_otherwise,
 }
 CASES = {name: CustomCase(make=twice(make)) for name, make in LAYERS.items()} | {"outside": CustomCase(make=Head)}
+CASES |= {name: CustomCase(make=behind(make)) for name, make in AS_THEY_ARE.items()}
 
 
 @pytest.mark.thorough(
@@ -218,7 +221,7 @@ EDGE_LAYERS: dict[str, Callable[[int, int], nn.Module]] = {
 def test_maps_of_what_edges_carry(make: Callable[[int, int], nn.Module], tmp_path: Path) -> None:
     """The same of what a convolution does with features of edges."""
     data = random_data(GraphCase(duplicates=15, edge_features=K))
-    assert_agrees(CustomCase(make=lambda f, c: Carrying(f, c, make)), data, tmp_path)
+    assert_agrees(CustomCase(make=behind(make)), data, tmp_path)
 
 
 def test_settings_of_pyg_change_no_formula(converted: Converted, tmp_path: Path) -> None:
