@@ -119,7 +119,7 @@ def test_savings_change_nothing_in_other_models(name: str, input_dropout: float,
 def test_few_labels_leave_most_rows_out(tmp_path: Path) -> None:
     """The stages of the last layers run over few rows, and measured traffic is what was planned."""
     graph = GraphCase(nodes=1500, edges=3000, unlabelled=1480, seed=3)
-    store, data = in_hop_order(random_data(graph), tmp_path)
+    store, _ = in_hop_order(random_data(graph), tmp_path)
     case = ModelCase(kind="sage", layers=3, hidden=40)
     options: dict[str, Any] = {"savings": ALL, "block_rows": 8}
     gpu, host = least_budgets(
@@ -134,7 +134,6 @@ def test_few_labels_leave_most_rows_out(tmp_path: Path) -> None:
     assert rows["loss"] == -(-store.split_sizes["train"] // 8) * 8  # whole tiles
     assert rows["loss"] < rows["forward 2"] < rows["forward 1"] < store.num_nodes // 2
     assert rows["backward 2"] == rows["forward 2"]
-    assert_same_training(case, store, data, tmp_path, savings=ALL)
 
 
 def test_of_what_a_rectifier_is_given_the_backward_pass_reads_bits(tmp_path: Path) -> None:
@@ -165,11 +164,11 @@ def test_what_memory_holds_before_changes_nothing(tmp_path: Path, monkeypatch: p
     graph = GraphCase(nodes=1500, edges=3000, unlabelled=1400, train=0.2, seed=3)
     store, data = in_hop_order(random_data(graph), tmp_path)
     for kind in ("sage", "gcn", "gat"):
+        case = ModelCase(kind=kind, layers=3)
+        with make_trainer(case, store, tmp_path) as trainer:
+            rows = [{s.name: s.rows for s in trainer.workload.programs[p]} for p in ("train", "evaluate")]
+        assert rows[0]["forward 2"] < rows[1]["forward 2"]
         for plan in ({}, {"slab_columns": 4}):
-            case = ModelCase(kind=kind, layers=3)
-            with make_trainer(case, store, tmp_path, **plan) as trainer:
-                rows = [{s.name: s.rows for s in trainer.workload.programs[p]} for p in ("train", "evaluate")]
-            assert rows[0]["forward 2"] < rows[1]["forward 2"]
             assert_same_training(case, store, data, tmp_path, **plan)
 
 
