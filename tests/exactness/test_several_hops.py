@@ -328,7 +328,7 @@ AGAINST = {
 }
 
 
-@pytest.mark.thorough("DirGNNConv-True-none")
+@pytest.mark.thorough("DirGNNConv-True-none", "flow-True-hop")
 @pytest.mark.parametrize(
     ("name", "undirected", "order"),
     [

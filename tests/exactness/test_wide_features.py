@@ -48,8 +48,8 @@ def test_narrow_features_are_aggregated_once_as_ever(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["gcn", "sage"])
 def test_features_are_scaled_in_low_steps(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where memory is scarcest, of fewer rows than a tile has, and results are PyG's; with plenty in usual ones."""
-    data, width = random_data(GraphCase(nodes=300, edges=9000, features=600)), 600
-    case, store = ModelCase(kind=kind, layers=2, hidden=300), store_of(data, tmp_path)
+    data, width = random_data(GraphCase(nodes=300, edges=3000, features=200)), 200
+    case, store = ModelCase(kind=kind, layers=2, hidden=100), store_of(data, tmp_path)
     monkeypatch.setattr(builder, "_SCALED_NUMBERS", 4 * width)
     options = {"tile_rows": 64, "threads": 1}
     scarce = least(case, store, tmp_path, **options)
@@ -123,7 +123,7 @@ def test_an_opaque_layer_s_tiles_have_few_edges(tmp_path: Path) -> None:
     ) as trainer:
         assert trainer.plan.tile_rows == 1024
     budgets = {"gpu_budget": "48M", "host_budget": "10M"}
-    assert_agrees(CustomCase(make=Opaque), data, tmp_path, epochs=2, tile_rows=1024, **budgets)
+    assert_agrees(CustomCase(make=Opaque), data, tmp_path, epochs=1, tile_rows=1024, **budgets)
 
 
 def test_the_same_model_in_float32_has_twice_the_rows(tmp_path: Path) -> None:
