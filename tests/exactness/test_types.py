@@ -152,10 +152,18 @@ def attending(data: HeteroData, **options: Any) -> nn.Module:
     return model
 
 
-def products_and_gates() -> Callable[[], nn.Module]:
-    """Of types of edges in turn."""
-    both = itertools.cycle((partial(TransformerConv, beta=True), ResGatedGraphConv))
-    return lambda: next(both)((HIDDEN, HIDDEN), HIDDEN)
+def in_turn(*convs: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """Of types of edges in turn: of five, so that a type has another one in the second layer."""
+    turns = itertools.cycle(convs)
+    return lambda: next(turns)()
+
+
+def pairs(conv: Callable[..., nn.Module]) -> Callable[[], nn.Module]:
+    return lambda: conv((HIDDEN, HIDDEN), HIDDEN)
+
+
+def gin() -> nn.Module:
+    return GINConv(nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.ReLU()))
 
 
 MODELS: dict[str, Make] = {
@@ -163,13 +171,13 @@ MODELS: dict[str, Make] = {
     "sums, averaged": lambda data: Relations(data, hidden_sage("sum"), "mean"),
     "the largest": lambda data: Relations(data, hidden_sage(project=True, normalize=True), "max"),
     "batch norm": lambda data: Relations(data, hidden_sage(), norm=True),
-    "gin": lambda data: Relations(data, lambda: GINConv(nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.ReLU()))),
     "features first": FeaturesFirst,
-    "maxima": lambda data: Relations(data, hidden_sage("max")),
-    "attention": lambda data: Relations(data, attention()),
+    "maxima and gin": lambda data: Relations(data, in_turn(hidden_sage("max"), gin)),
+    "attention, two versions": lambda data: Relations(data, in_turn(attention(), attention(GATv2Conv))),
     "attention, residual": lambda data: Relations(data, attention(residual=True, dropout=0.0), "max"),
-    "attention, second version": lambda data: Relations(data, attention(GATv2Conv)),
-    "products and gates": lambda data: Relations(data, products_and_gates()),
+    "products and gates": lambda data: Relations(
+        data, in_turn(pairs(partial(TransformerConv, beta=True)), pairs(ResGatedGraphConv))
+    ),
     "rgcn": relational,
     "sage": lambda data: relational(data, roots=True),
     "hgt": attending,
