@@ -169,6 +169,8 @@ LAYERS: dict[str, Callable[[int, int], nn.Module]] = {
     "SGConv.lin, low rank": replaced(lambda i, o: SGConv(i, o, K=2), "lin", LowRank),
     "TAGConv.lins, low rank": replaced(lambda i, o: TAGConv(i, o, K=2), "lins.1", LowRank),
     "TAGConv.lins, a bias": replaced(lambda i, o: TAGConv(i, o, K=2), "lins.0", biased),
+}
+OTHERS: dict[str, Callable[[int, int], nn.Module]] = {
     "GATConv.lin, low rank": replaced(GATConv, "lin", LowRank),
     "GATConv.lin, a bias": replaced(GATConv, "lin", biased),
     "GATConv.lin, normalised": replaced(GATConv, "lin", normalised),
@@ -179,8 +181,6 @@ LAYERS: dict[str, Callable[[int, int], nn.Module]] = {
     "TransformerConv.lin_query, low rank": replaced(TransformerConv, "lin_query", LowRank),
     "TransformerConv.lin_skip, low rank": replaced(TransformerConv, "lin_skip", LowRank),
     "TransformerConv.lin_beta, low rank": replaced(lambda i, o: TransformerConv(i, o, beta=True), "lin_beta", LowRank),
-}
-AS_THEY_ARE: dict[str, Callable[[int, int], nn.Module]] = {
     "a subclass's message": DoubledMessages,
     "a subclass's update": DoubledUpdate,
     "a subclass's forward": DoubledForward,
@@ -188,8 +188,9 @@ AS_THEY_ARE: dict[str, Callable[[int, int], nn.Module]] = {
     "a bound message, by degrees": scaled_messages,
     "another aggregation": aggregating_otherwise,
 }
+"""Of which none sums features once for all epochs: behind a linear map."""
 CASES = {name: CustomCase(make=twice(make)) for name, make in LAYERS.items()} | {"outside": CustomCase(make=Head)}
-CASES |= {name: CustomCase(make=behind(make)) for name, make in AS_THEY_ARE.items()}
+CASES |= {name: CustomCase(make=behind(make)) for name, make in OTHERS.items()}
 
 
 @pytest.mark.thorough(
