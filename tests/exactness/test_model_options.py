@@ -54,14 +54,14 @@ def test_norms(norm: str, way: tuple[str, bool], tmp_path: Path) -> None:
     run each norm either way."""
     kind, act_first = way
     options = {**NORMS[norm], "act_first": act_first, "act": "elu"}
-    case = ModelCase(kind=kind, layers=3, dropout=0.3, options=options)
+    case = ModelCase(kind=kind, layers=2, dropout=0.3, options=options)
     assert_agrees(case, random_data(ROUGH), tmp_path, epochs=EPOCHS)
 
 
 @pytest.mark.parametrize("kind", ["gcn", "gin"])
 def test_norms_in_single_precision(kind: str, tmp_path: Path) -> None:
     """To 1e-4."""
-    case = ModelCase(kind=kind, layers=3, dropout=0.3, options={"norm": "batch_norm"})
+    case = ModelCase(kind=kind, layers=2, dropout=0.3, options={"norm": "batch_norm"})
     data = random_data(ROUGH, dtype=torch.float32)
     assert_agrees(case, data, tmp_path, dtype=torch.float32, make_optimizer=smooth_adam, epochs=EPOCHS)
 
