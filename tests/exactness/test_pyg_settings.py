@@ -20,6 +20,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GINEConv, M
 from ooc.errors import ModelError
 from tests.exactness.comparison import assert_agrees, store_of, tuned_trainer
 from tests.exactness.reference import CustomCase
+from tests.examples import every_other
 
 FEATURES, WIDTH, CLASSES = 16, 32, 4
 FOUR_TO_TWO = [[0, 1, 2, 3], [0, 0, 1, 1]]
@@ -83,20 +84,20 @@ def agrees(
 # ---- GCNConv -----------------------------------------------------------------------------------------------
 
 
+GCN_OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"improved": True},
+    {"add_self_loops": False},
+    {"normalize": False},
+    {"bias": False},
+    {"cached": True},
+    {"add_self_loops": False, "normalize": True, "improved": True},
+]
+
+
+@pytest.mark.thorough(*every_other(map(str, GCN_OPTIONS), ["plain", "weighted"]))
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"improved": True},
-        {"add_self_loops": False},
-        {"normalize": False},
-        {"bias": False},
-        {"cached": True},
-        {"add_self_loops": False, "normalize": True, "improved": True},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("options", GCN_OPTIONS, ids=str)
 def test_gcn(options: dict[str, Any], weighted: bool, tmp_path: Path) -> None:
     """With and without weights, by every way to normalise."""
     data = graph(FOUR_TO_TWO)
@@ -137,9 +138,13 @@ def test_gcn_the_other_way_round(weighted: bool, tmp_path: Path) -> None:
 # ---- SAGEConv ----------------------------------------------------------------------------------------------
 
 
+SAGE_OPTIONS = [{}, {"normalize": True}, {"root_weight": False, "bias": False}]
+
+
+@pytest.mark.thorough(*every_other(map(str, SAGE_OPTIONS), ["as it is", "projected"], ["mean", "sum", "max"]))
 @pytest.mark.parametrize("aggr", ["mean", "sum", "max"])
 @pytest.mark.parametrize("project", [False, True], ids=["as it is", "projected"])
-@pytest.mark.parametrize("rest", [{}, {"normalize": True}, {"root_weight": False, "bias": False}], ids=str)
+@pytest.mark.parametrize("rest", SAGE_OPTIONS, ids=str)
 def test_sage(aggr: str, project: bool, rest: dict[str, Any], tmp_path: Path) -> None:
     """Aggregations, with a projection before and a normalisation after."""
     agrees(lambda f: SAGEConv(f, WIDTH, aggr=aggr, project=project, **rest), graph(FOUR_TO_TWO), tmp_path)
@@ -184,8 +189,25 @@ def test_gine(edge_dim: int | None, train_eps: bool, tmp_path: Path) -> None:
 # ---- GATConv, GATv2Conv ------------------------------------------------------------------------------------
 
 ATTENTIONS = {"GAT": GATConv, "GATv2": GATv2Conv}
+ATTENTION_OPTIONS: list[dict[str, Any]] = [
+    {"add_self_loops": False},
+    {"bias": False},
+    {"negative_slope": 0.0},
+    {"dropout": 0.5},
+    {"heads": 1},
+]
+LOOPS = {
+    "0.5 for one": (1, 0.5),
+    "mean for one": (1, "mean"),
+    "0.5": (4, 0.5),
+    "mean": (4, "mean"),
+    "max": (4, "max"),
+    "numbers": (4, torch.tensor([0.1, 0.2, 0.3, 0.4])),
+}
+"""Features of edges, and what added loops have for them."""
 
 
+@pytest.mark.thorough(*every_other(["side by side", "averaged"], ["", "residual"], ATTENTIONS))
 @pytest.mark.parametrize("kind", ATTENTIONS)
 @pytest.mark.parametrize("residual", [False, True], ids=["", "residual"])
 @pytest.mark.parametrize("concat", [True, False], ids=["side by side", "averaged"])
@@ -196,12 +218,9 @@ def test_attention(kind: str, residual: bool, concat: bool, tmp_path: Path) -> N
     agrees(lambda f: ATTENTIONS[kind](f, WIDTH, **options), graph(FOUR_TO_TWO), tmp_path, width=width)
 
 
+@pytest.mark.thorough(*every_other(map(str, ATTENTION_OPTIONS), ATTENTIONS))
 @pytest.mark.parametrize("kind", ATTENTIONS)
-@pytest.mark.parametrize(
-    "options",
-    [{"add_self_loops": False}, {"bias": False}, {"negative_slope": 0.0}, {"dropout": 0.5}, {"heads": 1}],
-    ids=str,
-)
+@pytest.mark.parametrize("options", ATTENTION_OPTIONS, ids=str)
 def test_attention_options(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
     """One option at a time, on a star."""
     chosen = {"heads": 2, **options}
@@ -215,11 +234,9 @@ def test_gatv2_of_shared_weights(tmp_path: Path) -> None:
     agrees(lambda f: GATv2Conv(f, WIDTH, heads=2, share_weights=True), graph(FOUR_TO_TWO), tmp_path, width=WIDTH * 2)
 
 
+@pytest.mark.thorough(*every_other(LOOPS, ATTENTIONS))
 @pytest.mark.parametrize("kind", ATTENTIONS)
-@pytest.mark.parametrize(
-    ("edge_dim", "fill_value"),
-    [(1, 0.5), (1, "mean"), (4, 0.5), (4, "mean"), (4, "max"), (4, torch.tensor([0.1, 0.2, 0.3, 0.4]))],
-)
+@pytest.mark.parametrize(("edge_dim", "fill_value"), LOOPS.values(), ids=LOOPS)
 def test_attention_with_features_of_edges(kind: str, edge_dim: int, fill_value: Any, tmp_path: Path) -> None:
     """One feature or four, the added loops' a number, numbers or the mean of the others."""
     data = graph([[0, 1, 2, 3, 2], [0, 0, 1, 1, 0]])
