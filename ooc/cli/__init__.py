@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``ooc``. One file a command, imported when it is called: ``ooc --help`` must be quick.
+"""The ``ooc`` command: entry point, subcommand lookup, and the reporting of errors.
 
-Every error that is the user's to act upon ends here as one line and exit code 2.
+Each subcommand has a module of its own, imported only when it is called, because ``ooc --help`` must be quick. Every
+error that the user can act upon ends here as one line and exit code 2.
 """
 
 import errno
@@ -48,19 +49,19 @@ COMMANDS = (
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 EXIT_UNREAD = 141
-"""Nobody reads what is printed any more: what a shell has for a program that SIGPIPE ends."""
+"""The exit code when the reader of our output has gone: what a shell reports for a program that SIGPIPE ends."""
 _ARGUMENT = re.compile(r"\b([a-z]+(?:_[a-z]+)*)=('[^']*'|[\w.]+)?")
 _COLUMN = re.compile(r"columns=\{(['\"])(.*?)\1: '(.+?)'\}")
 _OF_ANOTHER_NAME = {"download=True": "--yes", "drop_duplicates=False": "--duplicates keep"}
 _VARIABLES = "OOC"
-"""What the names of environment variables begin with."""
+"""The prefix of the environment variables that set options."""
 _OBJECTS_BETWEEN_COLLECTIONS = 100_000
 _USUAL_OBJECTS = 700
 _SILENCE = logging.NullHandler()
 
 
 class _Commands(click.Group):
-    """The commands by name; ``ooc.cli.NAME`` holds ``command``."""
+    """The command group that finds each subcommand by its name, as ``command`` in the module ``ooc.cli.NAME``."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -105,12 +106,12 @@ def cli(context: click.Context, /) -> None:
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """One object, for programs."""
+    """Print ``value`` as one JSON object, for programs to read."""
     click.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
 def load_command(name: str) -> click.Command:
-    """The command ``name``; the environment sets its options by ``OOC_NAME_OPTION``."""
+    """Return the subcommand ``name``, with environment variables ``OOC_NAME_OPTION`` accepted for its options."""
     command = importlib.import_module(f"ooc.cli.{name}").command
     assert isinstance(command, click.Command)
     for parameter in command.params:
@@ -124,7 +125,7 @@ def _variable(command: str, option: str) -> str:
 
 
 def _check_environment(name: str, command: click.Command) -> None:
-    """Refuse variables that look as if they set an option of the command, and set none."""
+    """Raise OptionError for an ``OOC_NAME_…`` environment variable that names no option of the command ``name``."""
     known = {variable for parameter in command.params for variable in parameter.envvar or ()}
     for variable in sorted(os.environ.keys() - known):
         if variable.startswith(_variable(name, "")):
@@ -133,12 +134,12 @@ def _check_environment(name: str, command: click.Command) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``ooc`` with ``arguments`` (the process's by default); returns the exit code."""
+    """Run ``ooc`` with ``arguments`` (by default those of this process) and return the exit code."""
     _prepare_streams()
     import_late()
     given, often = sys.argv[1:] if arguments is None else list(arguments), gc.get_threshold()
     try:
-        # What is imported, and a plan, are hundreds of thousands of objects, none of them garbage.
+        # Imports and a plan make hundreds of thousands of objects, none of them garbage: collect rarely.
         gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *often[1:])
         with interruptible(), _warnings_in_a_line():
             code = cli.main(args=given, prog_name="ooc", standalone_mode=False, obj=given)
@@ -149,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _fail(error.format_message())
         if _is_unanswered(error):
             sys.stdout.flush()
-            os._exit(code)  # the interpreter would wait for the threads that wait for the disk
+            os._exit(code)  # otherwise the interpreter waits for threads that wait for the disk
         return code
     except (click.Abort, KeyboardInterrupt):
         click.echo("ooc: interrupted", err=True)
@@ -161,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RuntimeError as error:
         if str(error) != "can't start new thread":
             raise
-        warnings.filterwarnings("ignore", message=r"coroutine .* was never awaited")  # zarr's
+        warnings.filterwarnings("ignore", message=r"coroutine .* was never awaited")  # from zarr
         return _fail("the system allows no more threads (ulimit -u, or a limit of its container)")
     finally:
         gc.set_threshold(*often)
@@ -170,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _warnings_in_a_line() -> Iterator[None]:
-    """Each once, of several processes by the first, without the place in the code that Python shows."""
+    """Print each distinct Python warning once, as one line without its source location, and only in the first rank."""
     told, is_first = set[str](), os.environ.get("RANK", "0") == "0"
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -185,19 +186,19 @@ def _warnings_in_a_line() -> Iterator[None]:
 
 
 def collect_as_usual() -> None:
-    """Before a model runs: a user's layer may leave tensors in cycles, which budgets do not know of."""
+    """Restore usual garbage collection before a model runs: budgets do not count tensors left in reference cycles."""
     gc.set_threshold(_USUAL_OBJECTS)
 
 
 def _is_unanswered(error: BaseException | None) -> bool:
-    """Whether it comes of a disk that does not answer, be it told in other words since."""
+    """Whether ``error``, or an error that caused it, says that a disk does not answer."""
     while error is not None and not (isinstance(error, SpillError) and error.is_unanswered):
         error = None if error.__cause__ is error else error.__cause__
     return error is not None
 
 
 def _origin(error: click.UsageError) -> str:
-    """Where the value that is wrong comes from, when that is not the command line."""
+    """Return a clause that names the environment variable a bad value came from; empty for the command line."""
     if not isinstance(error, click.BadParameter) or error.ctx is None or error.param is None:
         return ""
     if error.ctx.get_parameter_source(str(error.param.name)) is not ParameterSource.ENVIRONMENT:
@@ -207,10 +208,10 @@ def _origin(error: click.UsageError) -> str:
 
 
 def in_options(message: str, command: click.Command | None) -> str:
-    """An error's message with Python's arguments as the options of ``command``, where it has such."""
+    """Rewrite the Python arguments in an error message as the matching options of ``command``."""
     parameters = [] if command is None else command.params
     names = {one.name: one.opts[0] for one in parameters if isinstance(one, click.Option)}
-    if names.get("host_budget") == "--memory":  # the only one there is
+    if names.get("host_budget") == "--memory":  # the command has only one kind of memory
         message = message.replace("host budget", "memory")
 
     def option(found: re.Match[str]) -> str:
@@ -226,7 +227,7 @@ def in_options(message: str, command: click.Command | None) -> str:
 
 
 def describe_os_error(error: OSError) -> str:
-    """One line that names the file where the system told it."""
+    """Return a one-line description of ``error``, with the file's name where the system gave one."""
     reason = error.strerror or str(error)
     if error.errno == errno.ENOSPC:
         reason = "the disk is full"
@@ -243,14 +244,14 @@ def _fail(message: str) -> int:
 
 
 def _prepare_streams() -> None:
-    """Stand in for streams that are closed, and let a terminal that is not UTF-8 show what it cannot as ``\\uXXXX``."""
-    # The next file that is opened would get the number of a closed stream, and what a library prints with it.
-    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # it takes the least number that is free
+    """Replace closed standard streams, and let a stream that is not UTF-8 print characters it lacks as ``\\uXXXX``."""
+    # Otherwise the next opened file gets the number of a closed stream, and libraries print into that file.
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest free number is taken
         os.set_inheritable(opened, True)
     os.close(opened)
-    logging.getLogger("concurrent.futures").addHandler(_SILENCE)  # what a thread died of is told by who waits for it
+    logging.getLogger("concurrent.futures").addHandler(_SILENCE)  # threads' errors are reported by their waiters
     for name in ("stdout", "stderr"):
-        # Python has None for a stream that was closed when it started: what would be written there is not wanted.
+        # Python has None for a stream that was closed at its start; discard what is written to such a stream.
         stream = getattr(sys, name) or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  (to the end)
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ooc completion``: what makes a shell complete commands, options and their values."""
+"""``ooc completion``: print the script with which a shell completes commands, options and values."""
 
 import click
 from click.shell_completion import get_completion_class

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ooc convert``: a source becomes a store."""
+"""``ooc convert``: convert a dataset to a store."""
 
 import sys
 from collections.abc import Callable
@@ -18,7 +18,7 @@ FunctionOfOptions = Callable[..., None]
 
 
 def _reading_options(function: FunctionOfOptions) -> FunctionOfOptions:
-    """Add the options that single formats take, in the order of the table."""
+    """Add the options that only some formats accept to the command, in the order of READING_OPTIONS."""
     for name, option in reversed(READING_OPTIONS.items()):
         flag = f"--{name.replace('_', '-')}"
         function = click.option(flag, name, metavar=option.metavar, help=option.help)(function)
@@ -26,7 +26,7 @@ def _reading_options(function: FunctionOfOptions) -> FunctionOfOptions:
 
 
 def _columns(values: tuple[str, ...]) -> dict[str, str]:
-    """The role of each column that has one, by its name."""
+    """Return the role of each column by the column's name, from the texts ``NAME=ROLE`` in ``values``."""
     found = {}
     for value in values:
         name, equals, role = value.rpartition("=")
@@ -154,7 +154,7 @@ def command(
 
     with Reporter(verbosity=verbosity) as reporter:
         place: str | Path = source
-        if (dataset := named(source)) is not None:  # downloaded if it must be and may be
+        if (dataset := named(source)) is not None:  # downloaded where its files are missing and the user agrees
             place = obtain(dataset, root, confirm=confirm, listener=reporter)
             out = out or Path(f"{dataset.name}.ooc")
         store = convert(place, out, on_cancel=on_cancel, listener=reporter, **options)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ooc doctor``: how this machine would run a training, why, and what would help."""
+"""``ooc doctor``: show how this machine would run a training, why, and what would help."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -12,13 +12,13 @@ from ooc.cli.arguments.options import JSON
 from ooc.sizes import format_size
 
 _MOST = 3
-"""Things that would help, besides what is wrong."""
+"""The most remedies shown, though further problems are always listed."""
 _LABEL_WIDTH = 20
 _OF_GPU = {
     *("to_a_gpu", "gpudirect", "gpudirect_lacks", "nvidia-ml-py", "kvikio-cu13"),
     *("default_gpu_budget_on_cpu_bytes", "default_host_budget_bytes"),
 }
-"""Facts that only matter beside a GPU."""
+"""Facts shown only on a machine with a GPU."""
 
 
 @click.command(short_help="Show how this machine would run, and what would help.")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ooc export``: a run's weights as a file that plain PyG loads."""
+"""``ooc export``: write a run's weights to a file that plain PyG loads."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def command(
     folder = RunFolder.open(run)
     settings = TrainSettings.from_config(folder.config, run)
     state = load_weights(folder, weights)
-    rebuild_model(settings, state, folder, own=model)  # which refuses those of another model
+    rebuild_model(settings, state, folder, own=model)  # for its check that the weights fit the model
     described = {name: getattr(settings, name) for name in ("model", "layers", "hidden", "dropout", "norm", "jk")}
     export_weights(state, out, metadata={"format": "pt", "ooc": json.dumps(described)}, force=force)
     nbytes = sum(tensor.nbytes for tensor in state.values())

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What others import and no command needs is read where something of it is asked for, which is most of a start's time.
+"""Lazy imports of modules that libraries import at start-up although most commands never use them.
 
-PyG imports all of its datasets, and with them pandas, requests and what language models take. An optimizer of torch
-imports torch's compiler when it is made, to say that it is not to be compiled, which nobody asks here. A backward pass
-that is given gradients imports sympy, to compare shapes that may be symbols, which here are numbers.
+These imports take most of the time a command needs to start. PyG imports all of its datasets, and with them pandas,
+requests and dependencies of language models. Each new torch optimizer imports torch's compiler, only to exclude itself
+from compilation. A backward pass that is given gradients imports sympy, to compare shapes that may be symbolic; ours
+are numbers.
 """
 
 import sys
@@ -18,10 +19,10 @@ _READING = RLock()
 
 
 class _Unread(ModuleType):
-    """A module that is read when it is asked for what it does not have yet."""
+    """A module whose code runs at the first access to an attribute that it does not have yet."""
 
     def __getattr__(self, name: str) -> Any:
-        if name == "__path__":  # asked by whoever imports from what is no package
+        if name == "__path__":  # asked for by imports from a module that is no package
             raise AttributeError(name)
         with _READING:
             spec = self.__spec__
@@ -32,13 +33,13 @@ class _Unread(ModuleType):
                 usual: Any = ModuleType
                 self.__class__ = usual
                 return getattr(self, name)
-        if name in vars(self):  # read by another thread meanwhile
+        if name in vars(self):  # loaded by another thread meanwhile
             return vars(self)[name]
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
 
 class _UnreadCompiler(_Unread):
-    """``torch._dynamo`` as long as nothing is compiled: what is not to be compiled is the function itself."""
+    """A stand-in for ``torch._dynamo`` while nothing is compiled: disabling compilation returns the same function."""
 
     def disable(self, function: Any = None, *arguments: Any, **options: Any) -> Any:
         if function is None:
@@ -46,11 +47,11 @@ class _UnreadCompiler(_Unread):
         return function
 
     def graph_break(self, *arguments: Any, **options: Any) -> None:
-        """There is no graph."""
+        """Do nothing, because there is no graph to break."""
 
 
 class _UnreadShapes(_Unread):
-    """``torch.fx.experimental.symbolic_shapes`` as long as shapes are numbers, which compare as they are."""
+    """A stand-in for ``torch.fx.experimental.symbolic_shapes`` that compares shapes of plain numbers itself."""
 
     def sym_eq(self, one: Any, other: Any) -> Any:
         if all(type(size) is int for size in (*one, *other)):
@@ -69,7 +70,7 @@ _LATE: dict[str, type[_Unread]] = {
 
 
 class _LateLoader(LazyLoader):
-    """Python's own has a module read when it is asked for anything, be it what it was just made with."""
+    """A lazy loader whose modules load when an attribute is missing; modules of Python's own load at any access."""
 
     def exec_module(self, module: ModuleType) -> None:
         kind = _LATE[module.__name__]
@@ -87,6 +88,6 @@ class _LateFinder:
 
 
 def import_late() -> None:
-    """From here on, in this process."""
+    """Import the modules in ``_LATE`` lazily from now on in this process."""
     if _LateFinder not in sys.meta_path:
         sys.meta_path.insert(0, _LateFinder)

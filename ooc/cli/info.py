@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ooc info``: what is in a store."""
+"""``ooc info``: show what a store contains."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ooc.storage.types import Types
 
 _MOST_SHOWN = 12
-"""Entries of a list on its line; JSON has all."""
+"""The most entries of a list shown on its line; ``--json`` prints all of them."""
 
 
 @click.command(short_help="Show what a store holds.")
@@ -56,14 +56,14 @@ def command(store: Path, layers: int | None, hidden: int, as_json: bool) -> None
 
 
 def describe_shortly(store: "Store") -> str:
-    """Where a store is and what it comes to, in a line."""
+    """Return a one-line summary of the store: path, numbers of graphs, nodes and edges, and size."""
     graphs = [format_count(store.num_graphs, "graphs")] if store.num_graphs else []
     counts = [*graphs, format_count(store.num_nodes, "nodes"), format_count(store.num_edges, "edges")]
     return f"{store.path}: {', '.join(counts)}, {format_size(store.nbytes)}"
 
 
 def describe(store: "Store") -> dict[str, Any]:
-    """Everything that is known of the store without reading its arrays' contents."""
+    """Return every fact about the store that can be had without reading the contents of its arrays."""
     facts = {
         "name": store.name,
         "path": str(store.path),
@@ -91,12 +91,12 @@ def describe(store: "Store") -> dict[str, Any]:
         if name in store.attributes:
             found = {kind: list(one[place]) for kind, one in by_type.items()}
             facts[name] = found or store.attributes[name]
-    facts["source"] = {name: one for name, one in store.source.items() if name != "left_out"}  # which models ask for
+    facts["source"] = {name: one for name, one in store.source.items() if name != "left_out"}  # which only models use
     return facts
 
 
 def _of_types(types: "Types | None") -> dict[str, Any]:
-    """Nodes with their features, and edges, by type; the rest is said of the nodes that are labelled."""
+    """Return nodes with feature counts, and edges, by type. All other facts are about the labelled nodes' type."""
     if types is None:
         return {}
     nodes = {name: f"{count:,} × {types.features[name]}" for name, count in types.nodes.items()}
@@ -105,7 +105,7 @@ def _of_types(types: "Types | None") -> dict[str, Any]:
 
 
 def _edge_data(store: "Store") -> dict[str, Any]:
-    """What edges carry, where they do."""
+    """Return facts about the edges' weights and features, for those that the store has."""
     facts: dict[str, Any] = {}
     if store.types is not None:
         weights, features = store.types.weighted, store.types.edge_features
@@ -119,7 +119,7 @@ def _edge_data(store: "Store") -> dict[str, Any]:
 
 
 def active_layers(store: "Store", depth: int, hidden: int) -> list[dict[str, Any]]:
-    """For each of ``depth`` layers and ``train`` and ``evaluate``: nodes, edges, and bytes of edges and inputs."""
+    """Return for each of ``depth`` layers, by ``train`` and ``evaluate``, its nodes, edges, and bytes read."""
     indptr, indices = store.topology("in")
     itemsize = store.array("x").itemsize if store.num_features else 4
     ordered = store.attributes["order"] == "hop"
@@ -138,7 +138,7 @@ def active_layers(store: "Store", depth: int, hidden: int) -> list[dict[str, Any
 
 
 def _show_layers(layers: list[dict[str, Any]]) -> None:
-    """A line a layer and use."""
+    """Print the table of layers, with one line for each layer and use."""
     click.echo(f"{'layer':<16} {'':<10}{'nodes':>16}{'edges':>18}{'bytes':>12}")
     for entry in layers:
         for use in ("train", "evaluate"):

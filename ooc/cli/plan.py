@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ooc plan``: what training would take, on this machine or another, without running anything."""
+"""``ooc plan``: forecast what a training would take, on this machine or another, without running anything."""
 
 import json
 import math
@@ -42,10 +42,10 @@ _ENTRIES = (*_COUNTS, "labelled", "undirected", "dtype")
 _DTYPES = ("float16", "float32", "float64")
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
 _MOST = 2**40
-"""Nodes, edges, features or classes: beyond all graphs there are."""
+"""The highest accepted count of nodes, edges, features or classes, beyond that of any existing graph."""
 _SUFFIX = ".json"
 _MANY_LAYERS = 100
-"""From which to plan takes so long that one might wonder whether it does."""
+"""The number of layers above which planning takes so long that the command says so beforehand."""
 
 _GRAPH = (
     "Plan for a graph that is not here: a known one by its name, or "
@@ -72,7 +72,7 @@ _GANTT = "Draw the epoch: .svg, .html, or .json for Perfetto."
 
 
 class _Stores(click.Argument):
-    """Looks for a default where none is given, which click did not of several before 8.4."""
+    """The STORE argument, which falls back to its default; before 8.4, click had no defaults for several values."""
 
     def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
         value, source = super().consume_value(ctx, {name: one for name, one in opts.items() if one != ()})
@@ -122,7 +122,7 @@ def command(
     The graph is that in STORE (by default the only *.ooc in the current folder) or one that --graph describes; the
     machine is this one or one that --hardware describes.
     """
-    given = () if graph is not None and not _on_command_line("store") else store  # a file's store is the default
+    given = () if graph is not None and not _on_command_line("store") else store  # a store in --config yields to it
     if hardware == _LIST:
         _list_machines(as_json)
     elif compare is not None:
@@ -163,7 +163,8 @@ def command(
 
 
 def _without_part(option: str, allowed: Collection[str] = (), *, others: Collection[str] = ()) -> None:
-    """Refuse what was given beside ``option`` and would count for nothing: ``others``, or all but ``allowed``."""
+    """Raise OptionError for an option given on the command line that would have no effect beside ``option``: one of
+    ``others``, or, where that is empty, any but ``allowed``."""
     for parameter in click.get_current_context().command.params:
         name = str(parameter.name)
         if _on_command_line(name) and (name in others if others else name not in allowed):
@@ -182,7 +183,7 @@ def _planning(
     options: dict[str, Any],
     processes: int,
 ) -> "Planning":
-    """What is to be planned for."""
+    """Return the training to be planned: its settings, graph, machine, savings and ranks."""
     if len(stores) > 1 or (stores and graph is not None):
         raise OptionError(f"one graph at a time: {' '.join(stores)}{'' if graph is None else f' and --graph {graph}'}")
     found: Store | GraphStatistics
@@ -235,10 +236,11 @@ def _list_machines(as_json: bool) -> None:
 
 
 def parse_graph(text: str) -> GraphStatistics:
-    """The statistics in ``text``: ``NAME``, ``NAME,labelled=…`` or ``nodes=…,edges=…,features=…,classes=…``.
+    """Return the graph that ``text`` describes: ``NAME``, ``NAME,labelled=…`` or
+    ``nodes=…,edges=…,features=…,classes=…``.
 
-    ``labelled`` up to 1 is a fraction of the nodes, above it a count; without it all nodes are. OptionError names
-    what is wrong.
+    ``labelled`` up to 1 is a fraction of the nodes, above it a count; by default all nodes are labelled. OptionError
+    names the entry that is wrong.
     """
     parts = [part.strip() for part in text.split(",")]
     known = None
@@ -279,7 +281,7 @@ def parse_graph(text: str) -> GraphStatistics:
 
 
 def _entry(name: str, text: str) -> Any:
-    """What the entry ``name`` is by its ``text``; OptionError for what it cannot be."""
+    """Return the value of the entry ``name`` written as ``text``; raise OptionError for an invalid one."""
     number = _number(text)
     count = int(number) if number <= _MOST and number == int(number) else -1
     match name:
@@ -297,7 +299,7 @@ def _entry(name: str, text: str) -> Any:
 
 
 def _number(text: str) -> float:
-    """``1e9``, ``1_000``, ``1.5M`` or ``0.014``; not a number for anything else."""
+    """Return the number written as ``1e9``, ``1_000``, ``1.5M`` or ``0.014``; NaN for any other text."""
     match = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?(?:e\d+)?)([kmgb]?)", text.lower())
     if match is None:
         return math.nan
@@ -310,15 +312,15 @@ def _number(text: str) -> float:
 
 
 def shipped() -> dict[str, Any]:
-    """The machines that come with ooc, by name: their files."""
+    """Return the hardware description files that come with ooc, by machine name."""
     found = {file.name.removesuffix(_SUFFIX): file for file in files("ooc").joinpath("hardware").iterdir()}
     return {name: file for name, file in sorted(found.items()) if file.name.endswith(_SUFFIX)}
 
 
 def load_hardware(name: str) -> Hardware:
-    """The machine called ``name``, or the one that the file ``name`` describes.
+    """Return the shipped machine called ``name``, or the machine that the file ``name`` describes.
 
-    OptionError where there is neither, HardwareError naming the file and the entry that is wrong.
+    Raise OptionError where there is neither, and HardwareError naming the file and the entry that is wrong.
     """
     known = shipped()
     if (file := known.get(name.lower())) is not None:
@@ -342,6 +344,6 @@ def _described(text: str, where: str) -> Hardware:
         raise HardwareError(f"{where}: no JSON: {error}") from error
     if not isinstance(data, dict):
         raise HardwareError(f"{where}: it holds no JSON object")
-    if isinstance(data.get("hardware"), dict):  # what ooc profile --json prints
+    if isinstance(data.get("hardware"), dict):  # the output of ooc profile --json
         data = data["hardware"]
     return Hardware.from_dict(data, where=where)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the options of ``ooc plan`` to plans: the graph, the machine, the budgets, and what is assumed of them."""
+"""Turn the options of ``ooc plan`` into plans: resolve the graph, the machine, the budgets and the assumptions made."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -44,8 +44,8 @@ NARROW = "bfloat16"
 
 @dataclass(eq=False)
 class Planning:
-    """One training, planned for any machine and budgets. ``described`` None: the machine at hand, as far as
-    it has been measured with the disk of the spill folder."""
+    """A training that can be planned for any machine and budgets. ``described`` is the machine given by ``--hardware``;
+    None means this machine, as measured with the spill folder's disk or, unmeasured, as estimated."""
 
     settings: TrainSettings
     graph: Store | GraphStatistics
@@ -61,7 +61,7 @@ class Planning:
 
     @cached_property
     def limits(self) -> Limits:
-        """The budgets given; otherwise, of a machine that is described, all but a tenth of its memory."""
+        """The budgets given by options; by default those of this machine, or 9/10 of a described machine's memory."""
         settings, machine = self.settings, self.hardware
         if self.described is None:
             on_device, whole = default_budgets(free_device_bytes(self._device))
@@ -93,11 +93,11 @@ class Planning:
 
     @property
     def memory_bytes(self) -> int:
-        """Of the machine's host."""
+        """The bytes of host memory of the machine planned for."""
         return self.hardware.host_memory_bytes if self.described else psutil.virtual_memory().total
 
     def has(self) -> dict[str, int]:
-        """What there is, by the names that points of ``--what-if`` have for it."""
+        """Return the memory budgets and the SSD's read rate, by the names that points of ``--what-if`` use."""
         limits, disk = self.limits, self.hardware.disk
         return {
             "memory_bytes": limits.memory_bytes,
@@ -109,9 +109,9 @@ class Planning:
     def report(
         self, limits: Limits | None = None, hardware: Hardware | None = None, *, narrow: bool = False
     ) -> PlanReport:
-        """The plan for these budgets and this machine; ``narrow``: with intermediates spilled as bfloat16.
+        """Return the plan for these budgets and this machine; with ``narrow``, intermediates spill as bfloat16.
 
-        BudgetError where there is none.
+        Raise BudgetError where no plan fits.
         """
         limits, hardware = limits or self.limits, hardware or self.hardware
         job = self._job(NARROW if narrow else self.settings.spill_dtype, limits)
@@ -119,17 +119,17 @@ class Planning:
         return PlanReport.of_run(workload, plan, hardware, limits, eval_every=self.settings.eval_every)
 
     def report_by_rank(self) -> list[PlanReport]:
-        """The plans of all processes that train the graph together."""
+        """Return one plan for each rank of a distributed training."""
         parts = self._job(self.settings.spill_dtype, self.limits).plans_by_rank(self.limits, self.hardware)
         every = self.settings.eval_every
         return [PlanReport.of_run(*part, self.hardware, self.limits, eval_every=every) for part in parts]
 
     def floor(self) -> dict[str, int]:
-        """The least memory that training takes, by what it is for."""
+        """Return the least memory, in bytes, that training takes, by purpose."""
         return self._job(self.settings.spill_dtype, self.limits).floor(self.limits, self.hardware)
 
     def assumptions(self) -> list[str]:
-        """What the plan takes for granted, a line each."""
+        """Return the assumptions of the plan, one line each."""
         lines = []
         if isinstance(self.graph, GraphStatistics):
             lines += _of_graph(self.graph, pruned=Saving.ACTIVE_ROWS in self.savings)
@@ -144,7 +144,7 @@ class Planning:
         return lines
 
     def describe_graph(self) -> str:
-        """Its name and counts."""
+        """Return one line with the graph's name and its counts."""
         store = self._store
         name = store.name if isinstance(self.graph, GraphStatistics) else str(store.path)
         kind = "undirected, both directions counted" if store.undirected else "directed"
@@ -157,7 +157,7 @@ class Planning:
         )
 
     def describe_training(self) -> str:
-        """The graph's name and the model, in a line."""
+        """Return one line with the graph's name, the model and the machine."""
         settings = self.settings
         name = self._store.name if isinstance(self.graph, GraphStatistics) else self.graph.path.stem
         shape = "" if own_model(settings.model) else f" with {settings.layers} layers {settings.hidden} wide"
@@ -178,7 +178,7 @@ class Planning:
                 device=self._device,
                 ranks=self.ranks,
             )
-            # Weights of classes need the labels, and change no plan: those of a graph that is not here are left out.
+            # Class weights need labels, which a graph that is not here lacks, and change no plan.
             of_loss = settings if self.graph is store else replace(settings, class_weights="none")
             embedding, learnt = recipe.build_embedding(settings), None
             if embedding is not None:
@@ -249,7 +249,7 @@ def print_planned(planning: Planning, *, gantt: Path | None, advice: bool, as_js
         write_gantt(gantt, *(joined if len(ranks) > 1 else [report.timeline]))
     more: dict[str, Any] = {"changes": [], "assumptions": planning.assumptions()}
     if len(ranks) > 1:
-        alone = replace(planning, ranks=ALONE)  # within the memory of all
+        alone = replace(planning, ranks=ALONE)  # one process with the memory of all
         more["ranks"] = tables.describe_ranks(ranks, joined, alone.report().epoch_s)
     elif advice:
         narrow = planning.settings.spill_dtype == NARROW
@@ -271,8 +271,8 @@ def print_planned(planning: Planning, *, gantt: Path | None, advice: bool, as_js
 
 
 def print_batches(stores: Sequence[str], memories: str, options: dict[str, Any], as_json: bool) -> None:
-    """The table of batches of many graphs."""
-    from ooc.train.batched.graphs import fitting_batches  # which takes PyG
+    """Print the largest batches of whole graphs that fit each of ``memories``, such as ``8G,12G``."""
+    from ooc.train.batched.graphs import fitting_batches  # imports PyG
 
     store = open_store(stores[0] if stores else only_store(Path()))
     if not store.num_graphs:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ooc predict``: a run's weights on a store, exactly and within the memory it is given."""
+"""``ooc predict``: apply a run's weights to a store, exactly and within a memory budget."""
 
 import re
 from contextlib import closing
@@ -116,7 +116,7 @@ def command(
         raise OptionError(f"{run} was trained on many graphs, {opened.path} is one")
     embedding, learnt = build_embedding(settings), None
     if store is None or embedding is not None:
-        folder.check_store(opened)  # another one has to be named, but for an embedding, whose rows are its own's
+        folder.check_store(opened)  # a store not named must be the run's, and always with an embedding
     if embedding is not None:
         learnt = learnt_rows(folder, weights, embedding, opened)
     with Reporter(verbosity=verbosity) as reporter:
@@ -157,7 +157,7 @@ def command(
 
 
 def _read_array(path: Path) -> "npt.NDArray[Any]":
-    """Of an ``.npy`` file; OptionError where it is none."""
+    """Return the array in the ``.npy`` file at ``path``; raise OptionError where the file holds none."""
     import numpy as np
 
     try:
@@ -168,8 +168,8 @@ def _read_array(path: Path) -> "npt.NDArray[Any]":
 
 
 def read_nodes(path: Path, *, texts: bool = False) -> "npt.NDArray[Any]":
-    """Node ids, whole numbers or ``texts``, from an ``.npy`` file or from text, one a line. OptionError where it holds
-    something else."""
+    """Return the node ids in an ``.npy`` file, or in a text file with one id a line. Ids are whole numbers, or texts
+    where ``texts``; raise OptionError for anything else."""
     import numpy as np
 
     if path.suffix == ".npy":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ooc profile``: this machine measured, for the planner and for people."""
+"""``ooc profile``: measure this machine, for the planner and for people."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ooc.profile import Profile, Reading
 
 _BUSY = 0.1
-"""Of the processors: others that take more make a profile doubtful."""
+"""The fraction of processor time used by other programs above which a profile is doubtful."""
 
 
 @click.command(short_help="Measure this machine, for plans and forecasts that fit it.")
@@ -53,7 +53,7 @@ def command(spill_dir: Path, device: str, refresh: bool, as_json: bool) -> None:
 
 
 def _device(name: str) -> str:
-    """``auto`` is the GPU where torch can use one."""
+    """Return the device to measure for the option ``name``; ``auto`` is the GPU where torch can use one."""
     if name == "cpu":
         return name
     import torch
@@ -83,7 +83,7 @@ def _print(profile: "Profile", *, measured: bool) -> None:
 
 
 def _readable(reading: "Reading") -> str:
-    """Three digits and a unit that suits them."""
+    """Return the reading with a unit of suitable scale."""
     match reading.unit:
         case "B/s":
             return f"{format_size(reading.value)}/s"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ooc reorder``: a store's rows in another order."""
+"""``ooc reorder``: write a store anew with its rows in another order."""
 
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ooc report``: runs as one page to look at, as JSON, or as a trace for Perfetto."""
+"""``ooc report``: show runs as one HTML page, as JSON, or as a trace for Perfetto."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ooc runs``: runs side by side."""
+"""``ooc runs``: list runs side by side."""
 
 from pathlib import Path
 

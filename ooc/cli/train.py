@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ooc train``: a store and a size of memory become a trained model; with ``--nproc`` by the same command in several
-processes, as ``torchrun`` starts them."""
+"""``ooc train``: train a model on a store within a memory budget, with ``--nproc`` in several processes.
+
+Several processes each run the same command, as ``torchrun`` starts them.
+"""
 
 import logging
 import os
@@ -46,11 +48,11 @@ if TYPE_CHECKING:
     from ooc.train.runs.run import RunFolder, SeedRuns
 
     Opened = tuple[SeedRuns | RunFolder, TrainSettings]
-    """What is trained, and how."""
+    """The run, or runs of several seeds, to be trained, and its settings."""
     from ooc.ranks import Ranks
 
 _PROCESS_BYTES = 300_000_000
-"""What one of several processes takes with torch and PyG in it, before it has anything to train."""
+"""The bytes a process takes for Python, torch and PyG, before it has anything to train."""
 _RUNS = Path("runs")
 _JSON = "One JSON object a line: the start, every epoch, the end."
 _OUT = "The run's folder. [default: a new one in runs/]"
@@ -108,13 +110,13 @@ def command(
     if nproc > 1 and ranks is None:
         context.exit(start_processes(nproc, context.obj))
     count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    is_restarted = count != "0" if ranks is None else ranks.is_anew  # by torchrun --max-restarts
+    is_restarted = count != "0" if ranks is None else ranks.is_anew  # restarted by torchrun --max-restarts
     resume = resume or (is_restarted and out is not None and Path(out).exists())
     if resume and out is None:
         raise OptionError("--resume needs --out RUN, the run to go on with")
 
     def opened() -> "Opened":
-        """What is to be trained, after a look at all that is wrong with options as far as it takes no torch to see."""
+        """Return the run and its settings, after every check of the options that does not need torch."""
         from ooc.storage.store import open_store
         from ooc.train.runs.run import SeedRuns
 
@@ -158,8 +160,7 @@ def command(
 def _gone_on_with(
     context: click.Context, store: str | None, path: Path, seeds: tuple[int, ...] | None, options: dict[str, Any]
 ) -> "Opened":
-    """The run, or the runs of several seeds, begun at ``path``, and the settings that hold from here on. Writes
-    nothing."""
+    """Return the run, or runs of several seeds, to resume at ``path``, and the settings from now on. Write nothing."""
     from ooc.train.runs.run import RunFolder, SeedRuns, given_anew, holds_seeds
 
     given = {name: value for name, value in options.items() if _is_given(context, name)}
@@ -176,12 +177,12 @@ def _gone_on_with(
 
 
 def _begun(store: str | None, out: str | None, seeds: tuple[int, ...] | None, options: dict[str, Any]) -> "Opened":
-    """A run, or runs of several seeds, to be begun, and the settings for it. Writes nothing."""
+    """Return a new run, or runs of several seeds, with its settings. Write nothing."""
     from ooc.train.runs.run import RunFolder, SeedRuns
 
     store = str(only_store(Path()).resolve()) if store is None else store
     if options["schedule"] in SCHEDULES_OVER_EPOCHS:
-        options["schedule_epochs"] = options["schedule_epochs"] or options["epochs"]  # more epochs later change nothing
+        options["schedule_epochs"] = options["schedule_epochs"] or options["epochs"]  # more epochs later change no rate
     settings = TrainSettings(store=store, **options)
     path = Path(out) if out is not None else next_run(_RUNS, store, settings.model)
     config = {"ooc_version": __version__, **asdict(settings)}
@@ -192,11 +193,11 @@ def _begun(store: str | None, out: str | None, seeds: tuple[int, ...] | None, op
 
 
 _OF_A_MACHINE = ("spill_dir", "links", "memory", "gpu_budget", "host_budget", "threads")
-"""Options, beside the store, that may be others on other machines."""
+"""Options, besides the store, that may differ between machines."""
 
 
 def _of_all_processes(context: click.Context, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What all processes are to be asked for, by the options' names; of a model of one's own what its file holds."""
+    """Return the options that must agree in all processes, by name; a model of the user's own by its file's digest."""
     from ooc.cli.arguments.recipe import own_model_digest
 
     names = {str(one.name): one.opts[0] for one in context.command.params}
@@ -207,8 +208,7 @@ def _of_all_processes(context: click.Context, options: Mapping[str, Any]) -> dic
 def _of_this_process(
     context: click.Context, settings: TrainSettings, store: str | None, options: dict[str, Any]
 ) -> TrainSettings:
-    """What the first process trains, with the files and the memory that this one was given: on another machine they may
-    be elsewhere, and it may have another one."""
+    """Return ``settings``, those of rank 0, with the files and memory of this process, perhaps on another machine."""
     settle_memory(context, options)
     own: dict[str, Any] = {"store": store, "model": options["model"] if own_model(options["model"]) else None}
     own |= {name: options[name] for name in _OF_A_MACHINE if _is_given(context, name)}
@@ -219,7 +219,7 @@ def _of_this_process(
 
 
 def _is_given(context: click.Context, name: str) -> bool:
-    """Whether a run that is gone on with is asked for this: of the environment only what changes no result counts."""
+    """Whether a resumed run is given ``name`` anew; the environment counts only for options that change no result."""
     source = context.get_parameter_source(name)
     of_environment = source is ParameterSource.ENVIRONMENT and name in CHANGEABLE
     return of_environment or source in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
@@ -229,29 +229,32 @@ def _is_given(context: click.Context, name: str) -> bool:
 
 
 _STARTING = timedelta(minutes=2)
-"""How long all processes may take to start."""
+"""The longest that all processes together may take to start."""
 
 
 def ranks_of_environment() -> "Ranks | None":
-    """The processes that this one belongs to; None where it is alone."""
+    """Return the group of processes that this process belongs to; None where it is alone."""
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return None
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # who has gone is said in a line of our own
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # we report a lost process ourselves, in one line
     from ooc.ranks import Ranks
 
     return Ranks.of_environment(_STARTING)
 
 
 _TELLING_S = 5.0
-"""So long the one that says why has to end before those that know it from there: torchrun then stops these, and has the
-exit code of the first that has ended."""
+"""Seconds that a process waits before it exits because of another's failure. The failed process, which reports the
+reason, must exit first: torchrun then stops the others, and returns the exit code of the first that has exited."""
 
 
 @contextmanager
 def silent_where_told(context: click.Context, ranks: "Ranks | None") -> Iterator[None]:
-    """Where another process has failed and says why, this one ends as it does and says nothing; so do all but the first
-    of a machine where all find the same, as a loss that is no number. Others than the first say who they are, and so
-    does it of files, which may be its machine's alone."""
+    """Let only one process report a failure that concerns several; the others exit with EXIT_ERROR and print nothing.
+
+    These are processes told of another's failure, and, on an error that all find alike, such as a loss that is no
+    number, all but the first of a machine. Any other error of a rank above 0 is reported with the rank's name, and so
+    is an error about files in any rank, because they may be its machine's alone.
+    """
     try:
         yield
     except (RankError, TrainingError) as error:
@@ -275,8 +278,8 @@ def silent_where_told(context: click.Context, ranks: "Ranks | None") -> Iterator
 
 
 def start_processes(count: int, arguments: Sequence[str]) -> int:
-    """Run ``ooc`` with these arguments by ``count`` processes; the exit code that theirs come to. BudgetError where
-    there is no room for them, whatever they train."""
+    """Run ``ooc`` with ``arguments`` in ``count`` processes and return their common exit code. Raise BudgetError where
+    the free memory cannot hold so many processes, whatever they train."""
     from ooc.memory import available_memory_bytes
 
     if count * _PROCESS_BYTES > (free := available_memory_bytes()):
@@ -287,7 +290,7 @@ def start_processes(count: int, arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.disable(logging.ERROR)  # torch's lines about processes that end
+    logging.disable(logging.ERROR)  # silences torch's lines about processes that end
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -302,7 +305,7 @@ def start_processes(count: int, arguments: Sequence[str]) -> int:
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         if failure.exitcode >= 0:
-            return int(failure.exitcode)  # it has said why
+            return int(failure.exitcode)  # the process has reported the reason
         name = signal.Signals(-failure.exitcode).name
         hint = "a run that has finished an epoch goes on with --resume"
         click.echo(f"ooc: error: rank {rank} was ended by {name}; {hint}", err=True)

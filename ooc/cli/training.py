@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``ooc train`` does with a run, or with the runs of several seeds; imported when their options are settled, since
-that takes torch."""
+"""The work of ``ooc train`` on a run, or on the runs of several seeds.
+
+This module loads torch, so ``train`` imports it only once the options are settled.
+"""
 
 import json
 import shlex
@@ -39,14 +41,14 @@ from ooc.train.runs.run import RunFolder, SeedRuns, holds_run
 from ooc.train.trainer import Trainer
 
 _INDENT = 10
-"""Columns of what a line is about."""
+"""Columns of the labels before the lines that describe a training."""
 _LOGS = {"csv": (CsvLog, "metrics.csv"), "tensorboard": (TensorBoardLog, "tensorboard")}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """What is done and shown of a training. ``alone``: it is no run of several, and its outcome is printed. ``ranks``:
-    the processes that train together, of which the first prints."""
+    """The options of one ``ooc train`` call that say what is shown and done. ``alone``: the run is not one of several
+    seeds, and its outcome is printed. ``ranks``: the processes that train together; the first of them prints."""
 
     verbosity: Verbosity
     as_json: bool
@@ -57,11 +59,11 @@ class Call:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process prints and writes."""
+        """Whether this process is the one that prints and writes."""
         return self.ranks.rank == 0
 
     def write_report(self, runs: Sequence[Path]) -> None:
-        """Where a page was asked for, once there is something to write it of."""
+        """Write the page about ``runs`` if one was asked for, this process is the first, and something was trained."""
         if self.report is not None and self.is_first and not self.dry_run:
             write_report(runs, self.report)
             if self.verbosity > Verbosity.ERROR:
@@ -69,7 +71,7 @@ class Call:
 
 
 def train(call: Call, run: RunFolder | SeedRuns, settings: TrainSettings) -> None:
-    """Train a run, or by one seed after the other. KeyboardInterrupt after having said how to go on."""
+    """Train a run, or the runs of several seeds in turn. On KeyboardInterrupt, say how to go on and re-raise."""
     if isinstance(run, SeedRuns):
         _train_seeds(call, run, settings)
         call.write_report(run.begun)
@@ -85,7 +87,7 @@ def train(call: Call, run: RunFolder | SeedRuns, settings: TrainSettings) -> Non
 def _train_or_discard(
     call: Call, run: RunFolder, settings: TrainSettings, reporter: Reporter, seeds: SeedRuns | None = None
 ) -> None:
-    """Train ``run``, which may be one of several ``seeds``, and take back what was begun where it comes to no epoch."""
+    """Train ``run``, which may be one of several ``seeds``; on an error, discard a run that has finished no epoch."""
     with run:
         try:
             if seeds is not None:
@@ -114,7 +116,7 @@ def _train_or_discard(
 
 
 def _train(call: Call, run: RunFolder, settings: TrainSettings, reporter: Reporter) -> None:
-    """Train ``run``, or only plan it."""
+    """Train ``run``; in a dry run, only plan it."""
     logs: list[EpochLog] = []
     if call.is_first:
         logs = [kind(run.path / name, run.records) for log, (kind, name) in _LOGS.items() if log in settings.log]
@@ -159,7 +161,7 @@ def _train(call: Call, run: RunFolder, settings: TrainSettings, reporter: Report
 
 
 def _trainer(run: RunFolder, settings: TrainSettings, listener: Listener) -> Trainer:
-    """What trains ``run``."""
+    """Return the trainer of ``run``, after checking its store and its model's file."""
     heading = f"ooc {__version__}: ooc train --config THIS_FILE repeats the run"
     run.repeated_by = as_toml("train", asdict(settings), heading=heading)
     store = open_store(settings.store)
@@ -177,7 +179,7 @@ def _trainer(run: RunFolder, settings: TrainSettings, listener: Listener) -> Tra
 def _start(
     run: RunFolder, settings: TrainSettings, trainer: Trainer, report: PlanReport | None, *, dry_run: bool
 ) -> dict[str, Any]:
-    """What the first line of ``--json`` says."""
+    """Return the contents of the first line of ``--json``."""
     begun: dict[str, Any] = {"run": str(run.path), "store": settings.store}
     begun |= {"epochs": settings.epochs, "resumed": run.resumed, "dry_run": dry_run}
     if isinstance(trainer, GraphTrainer | SampledTrainer):
@@ -193,17 +195,17 @@ def _start(
 
 
 def _earlier_records(run: RunFolder, done: int) -> list[EpochRecord]:
-    """Of the epochs done, for the view."""
+    """Return the records of the ``done`` epochs, for the live view."""
     try:
         return [record for record in run.records() if record.epoch <= done]
-    except RunError:  # a damaged line, which is mended when the run goes on
+    except RunError:  # a damaged line, repaired when the run is resumed
         return []
 
 
 def _brief(
     trainer: Trainer, settings: TrainSettings, report: PlanReport | None, epochs: int, verbosity: Verbosity
 ) -> None:
-    """Say what will be trained within what, and what is expected of it; ``verbosity`` DEBUG: the whole plan."""
+    """Print graph, model, memory and forecast before training; with ``verbosity`` DEBUG, also the whole plan."""
     console, store = output(), trainer.store
     lines = [
         ("graph", tables.describe_store(store)),
@@ -242,7 +244,7 @@ def _brief(
 
 
 def _train_seeds(call: Call, runs: SeedRuns, settings: TrainSettings) -> None:
-    """Train what is not yet trained of ``runs``, and print what all of them have come to."""
+    """Train the seeds of ``runs`` that are not finished, and print the summary of all of them."""
     call = replace(call, alone=False)
     if call.verbosity >= Verbosity.INFO:
         seeds = ", ".join(map(str, runs.seeds))
@@ -259,7 +261,7 @@ def _train_seeds(call: Call, runs: SeedRuns, settings: TrainSettings) -> None:
         return
     found = []
     reporter = Reporter(verbosity=call.verbosity, epochs=settings.epochs)
-    if not reporter.is_live and call.verbosity < Verbosity.DEBUG:  # epochs are lines only for who wants to know all
+    if not reporter.is_live and call.verbosity < Verbosity.DEBUG:  # print epochs only with --verbose
         reporter = Reporter(verbosity=min(call.verbosity, Verbosity.WARNING), epochs=settings.epochs)
     with reporter:
         for seed in runs.seeds:
@@ -268,7 +270,7 @@ def _train_seeds(call: Call, runs: SeedRuns, settings: TrainSettings) -> None:
             before = describe_run(path) if run.resumed else None
             if before is None or not _is_finished(before, own):
                 _train_or_discard(call, run, own, reporter, runs)
-                once = min(call.verbosity, Verbosity.WARNING)  # what is trained within what is said once
+                once = min(call.verbosity, Verbosity.WARNING)  # the description of the training is printed once
                 call = replace(call, verbosity=once)
             found.append(describe_run(path))
             if call.verbosity > Verbosity.ERROR:
@@ -284,7 +286,7 @@ def _train_seeds(call: Call, runs: SeedRuns, settings: TrainSettings) -> None:
 
 
 def _open_run(runs: SeedRuns, settings: TrainSettings, seed: int) -> tuple[RunFolder, TrainSettings]:
-    """The run of ``seed``, new or begun before, and its settings, which are those of all but for the seed."""
+    """Return the run of ``seed``, new or resumed, and its settings: ``settings`` with that seed."""
     path, own = runs.run_path(seed), replace(settings, seed=seed)
     if not holds_run(path):
         return RunFolder.create(path, {"ooc_version": __version__, **asdict(own)}), own
@@ -293,11 +295,11 @@ def _open_run(runs: SeedRuns, settings: TrainSettings, seed: int) -> tuple[RunFo
 
 
 def _is_finished(found: dict[str, Any], settings: TrainSettings) -> bool:
-    """Whether there is nothing left to train; fewer epochs may have been asked for before."""
+    """Whether ``found`` describes a run that needs no more training; it may have been asked for fewer epochs before."""
     asked = found["epochs_asked"] == settings.epochs or found["epochs"] >= settings.epochs
     return bool(found["state"] == "finished" and asked)
 
 
 def say_as_json(event: str, facts: dict[str, Any]) -> None:
-    """A line of ``--json``."""
+    """Print one event as a line of ``--json``."""
     click.echo(json.dumps({"event": event, **facts}, allow_nan=False))

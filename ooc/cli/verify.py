@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ooc verify``: does a store hold what it says?"""
+"""``ooc verify``: check that a store is consistent and undamaged."""
 
 from pathlib import Path
 

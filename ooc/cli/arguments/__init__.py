@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands are told: options, files and the environment, and what models and optimizers are made of them."""
+"""Input of the commands: options, files and the environment, and the models and optimizers made from them."""

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``--config FILE``: options of commands from a TOML file, a table a command.
+"""``--config FILE``: options of commands from a TOML file with one table for each command.
 
     [train]
     store = "big.ooc"
     model = "sage"
     gpu-budget = "8G"
 
-Keys are the options' and arguments' names, values what one would write on the command line. They take the place of
-defaults: the command line and the environment go before them. Paths are relative to the file's folder.
+Keys are the names of options and arguments; values are written as on the command line. They replace defaults: the
+command line and the environment take precedence. Paths are relative to the file's folder.
 """
 
 import tomllib
@@ -24,12 +24,12 @@ from ooc.errors import OptionError
 from ooc.suggestions import did_you_mean, did_you_mean_path
 
 _SHARED = {"plan": "train"}
-"""Commands that take, beside their own table, what they know of another one's."""
+"""By command, another command whose table it also reads, for the options that both have."""
 _NOT_IN_FILES = frozenset(("config", "help", "list", "resume"))
 
 
 def as_toml(command: str, values: Mapping[str, Any], *, heading: str) -> str:
-    """A configuration by which ``command`` takes these values of its parameters; None stands for what is left out."""
+    """Return the TOML text of a configuration with the parameter values of ``command`` that are not None."""
     import tomli_w
 
     table = {name.replace("_", "-"): value for name, value in values.items() if value is not None}
@@ -37,9 +37,9 @@ def as_toml(command: str, values: Mapping[str, Any], *, heading: str) -> str:
 
 
 def read_configuration(path: Path, command: str) -> dict[str, Any]:
-    """What the file at ``path`` says for ``command``, by the names of its parameters, as ``click`` takes defaults.
+    """Return the values that the file at ``path`` sets for ``command``, by parameter name, as click takes defaults.
 
-    OptionError names the file and what is wrong in it; of other commands' tables only their names are looked at.
+    OptionError names the file and the mistake. Of other commands' tables only the names are checked.
     """
     tables = _tables(path)
     names = {key: str(parameter.name) for key, parameter in _parameters(command).items()}
@@ -69,7 +69,7 @@ def _tables(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _entries(path: Path, section: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The table's entries by option, checked."""
+    """Yield the table's entries, checked, as pairs of option name and value."""
     parameters = _parameters(section)
     known = [key for key in parameters if key not in _NOT_IN_FILES]
     for written, value in table.items():
@@ -80,7 +80,7 @@ def _entries(path: Path, section: str, table: Mapping[str, Any]) -> Iterator[tup
 
 
 def _checked(parameter: click.Parameter, value: Any, path: Path, where: str) -> Any:
-    """``value`` as the command line would have it: text, so that 2.7 is no count, and true none either."""
+    """Return ``value`` checked, as the text that the command line would have; so 2.7 and true are no valid counts."""
     if isinstance(value, bool) and parameter.type is click.BOOL:
         return value
     several = parameter.multiple or parameter.nargs != 1
@@ -109,7 +109,7 @@ def _text(parameter: click.Parameter, value: Any, path: Path, where: str) -> str
 
 
 def _parameters(command: str) -> dict[str, click.Parameter]:
-    """The command's options by all of their names, and its arguments."""
+    """Return the command's options, by each of their names, and its arguments."""
     found: dict[str, click.Parameter] = {}
     for parameter in load_command(command).params:
         names = option_names(parameter) if isinstance(parameter, click.Option) else [str(parameter.name)]
@@ -123,7 +123,7 @@ def _take(context: click.Context, _parameter: click.Parameter, path: Path | None
 
 
 def config_option(group: str = "") -> Option:
-    """``--config``, under the heading ``group`` of a command's help that has headings."""
+    """Return the ``--config`` option, listed under the heading ``group`` in the help of a command with headings."""
     return Option(
         ["--config"],
         type=click.Path(path_type=Path),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types of option values. Text becomes a number here and nowhere else."""
+"""Types of option values: the only place where text becomes numbers, and options shared by several commands."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -20,12 +20,12 @@ else:  # generic only in newer versions of click
 
 HIGHEST_SEED = 2**63 - 1
 _MOST_SEEDS = 1000
-"""More are a seed's number rather than how many."""
+"""The most seeds that ``--seeds N`` starts; a larger N is taken for a mistyped ``--seed``."""
 _Callback = TypeVar("_Callback", bound=Callable[..., Any])
 
 
 class SizeType(_AnyType):
-    """Bytes: ``800M``, ``40G``, ``512GiB``."""
+    """An option value in bytes: ``800M``, ``40G``, ``512GiB``."""
 
     name = "size"
 
@@ -41,7 +41,7 @@ class SizeType(_AnyType):
 
 
 class _SizeError(click.BadParameter):
-    """Its message names the option already."""
+    """A usage error whose message already names the option."""
 
     def format_message(self) -> str:
         return self.message
@@ -52,9 +52,11 @@ _NUMBERS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "f
 
 
 class ChoiceType(_TextChoice):
-    """One of several names, in whatever case it is written, types of numbers in short, too; of a name that is none of
-    them, the one that is most like it is proposed. ``also`` gives what else a text may stand for, None where that is
-    nothing; ``refused`` are names that cannot be chosen, each for a reason."""
+    """An option value that is one of several names, in any case; number types may be abbreviated, as ``bf16``.
+
+    For an unknown name the error proposes the most similar one. ``also`` returns the value for any other accepted text,
+    else None. ``refused`` maps names that cannot be chosen to the reasons.
+    """
 
     def __init__(
         self, *names: str, also: Callable[[str], str | None] = lambda text: None, refused: Mapping[str, str] = _NONE
@@ -76,20 +78,20 @@ class ChoiceType(_TextChoice):
 
 
 def hits(text: str) -> str | None:
-    """``hits@K`` of a whole number."""
+    """Return ``text`` in standard form if it is ``hits@K`` with a whole K above 0, else None."""
     kind, _, number = text.lower().partition("@")
     return f"hits@{int(number)}" if kind == "hits" and number.isdecimal() and int(number) else None
 
 
 def class_weights(text: str) -> str | None:
-    """A weight a class, ``1,2.5``, kept as text."""
+    """Return ``text`` if it lists one weight for each class, as ``1,2.5``, else None."""
     for part in text.split(",") if "," in text else ():
         NON_NEGATIVE.convert(part, None, None)
     return text if "," in text else None
 
 
 class ReadType(_AnyType):
-    """What ``read`` makes of a value, of which it says by a ValueError what is wrong with it."""
+    """An option value converted by ``read``, which raises ValueError with the reason for a wrong value."""
 
     def __init__(self, name: str, read: Callable[[Any], Any]) -> None:
         self.name, self._read = name, read
@@ -108,7 +110,7 @@ def _edge_type(value: Any) -> str:
 
 
 def _assignment(value: Any) -> str:
-    """Kept as text: what the value may be is for whoever has such a key."""
+    """Return ``value``, checked to be KEY=VALUE, as text; the code that has such a key checks its value."""
     key, equals, content = value.partition("=")
     if not (key.isidentifier() and equals and content):
         raise ValueError(f"{value!r} is not of the form KEY=VALUE")
@@ -116,7 +118,7 @@ def _assignment(value: Any) -> str:
 
 
 def _columns(value: Any) -> int | str:
-    """A number of columns, or ``author=64,topic=32``: one for each type of nodes, kept as text."""
+    """Return a number of columns, or text such as ``author=64,topic=32``, with one for each node type, unchanged."""
     if not isinstance(value, str) or "=" not in value:
         return COUNT_OR_ZERO.convert(value, None, None)  # type: ignore[arg-type]  # a text, too
     parts = [part.rpartition("=") for part in value.split(",")]
@@ -128,7 +130,7 @@ def _columns(value: Any) -> int | str:
 
 
 def _paths(value: Any) -> int:
-    """How many edges paths have, or how many hops there are."""
+    """Return the number of edges in a path, or of hops: 0, 2 or 3."""
     edges = COUNT_OR_ZERO.convert(value, None, None)
     if edges not in (0, 2, 3):
         raise ValueError(f"{value} is none of 2, 3, and 0 for none")
@@ -136,7 +138,7 @@ def _paths(value: Any) -> int:
 
 
 def _fanouts(value: Any) -> str:
-    """``15,10,-1``: a number a hop, kept as text."""
+    """Return ``value``, a list of fanouts such as ``15,10,-1``, one for each hop, as checked text."""
     try:
         numbers = [int(part) for part in str(value).split(",")]
     except ValueError:
@@ -147,7 +149,7 @@ def _fanouts(value: Any) -> str:
 
 
 def _seeds(value: Any) -> tuple[int, ...]:
-    """``5``: the seeds 0 to 4; ``0,3,7``: these, and ``3,`` one alone."""
+    """Return the seeds that ``value`` means: 0 to 4 for ``5``, those listed for ``0,3,7``, and 3 alone for ``3,``."""
     listed = "," in value
     try:
         numbers = [int(part) for part in value.split(",") if part.strip() or not listed]
@@ -164,7 +166,7 @@ def _seeds(value: Any) -> tuple[int, ...]:
 
 
 class WholeType(click.IntRange):
-    """A whole number in a range."""
+    """An option value that is a whole number in a range."""
 
     name = "whole number"
 
@@ -173,7 +175,7 @@ class WholeType(click.IntRange):
 
 
 class RealType(click.FloatRange):
-    """A finite number in a range; click itself lets ``nan`` pass any range."""
+    """An option value that is a finite number in a range; click itself lets ``nan`` pass any range."""
 
     name = "number"
 
@@ -191,26 +193,26 @@ _OTHER = "Other options"
 
 
 def option_names(option: click.Option) -> list[str]:
-    """What an option is called, without its dashes: ``gpu-budget``."""
+    """Return the option's long names without dashes, such as ``gpu-budget``."""
     return [name.removeprefix("--") for name in option.opts if name.startswith("--")]
 
 
 class Option(click.Option):
-    """An option that the help lists under the heading ``group``."""
+    """An option listed under the heading ``group`` in its command's help."""
 
     def __init__(self, *arguments: Any, group: str, **attributes: Any) -> None:
         super().__init__(*arguments, **attributes)
         self.group = group
 
     def get_help_extra(self, ctx: click.Context) -> Any:
-        """Defaults, but no ranges: who gives a number beyond one is told."""
+        """Return click's notes on the default, but not on the range, which the error for a number outside it states."""
         extra = super().get_help_extra(ctx)
         extra.pop("range", None)
         return extra
 
 
 class GroupedCommand(click.Command):
-    """A command whose help lists its options under their headings, in the order in which these occur."""
+    """A command whose help lists options under their headings, in the order in which the headings occur."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
@@ -224,7 +226,7 @@ class GroupedCommand(click.Command):
 
 
 def choice_option(flag: str, *names: str, help: str) -> Callable[[_Callback], _Callback]:
-    """An option that is one of these names, by default the first."""
+    """Return an option whose value is one of ``names``, by default the first."""
     return click.option(flag, type=ChoiceType(*names), default=names[0], show_default=True, help=help)
 
 
@@ -265,7 +267,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object ins
 
 
 def _settle(context: click.Context, parameter: click.Parameter, level: str | None) -> Verbosity:
-    """The level that the three options ask for together, the flags having been read; UsageError where they disagree."""
+    """Return the verbosity that the options ask for, the flags being read already; UsageError where they disagree."""
     short = {"quiet": Verbosity.ERROR, "verbose": Verbosity.DEBUG}
     asked = {f"--{name}": of_flag for name, of_flag in short.items() if context.params.pop(name)}
     asked |= {} if level is None else {f"{parameter.opts[0]} {level}": Verbosity[level.upper()]}
@@ -290,12 +292,12 @@ _VERBOSITY: tuple[tuple[list[str], dict[str, Any]], ...] = (
 
 
 def verbosity_options(group: str) -> list[Option]:
-    """``--quiet``, ``--verbose`` and ``--log-level``, which give the command one ``verbosity``."""
+    """Return ``--quiet``, ``--verbose`` and ``--log-level``, which set the command's one parameter ``verbosity``."""
     return [Option(names, group=group, **attributes) for names, attributes in _VERBOSITY]
 
 
 def with_verbosity(command: _Callback) -> _Callback:
-    """Give a command these options."""
+    """Add ``--quiet``, ``--verbose`` and ``--log-level`` to a command."""
     for names, attributes in reversed(_VERBOSITY):
         command = click.option(*names, **attributes)(command)
     return command

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the options of ``ooc train`` describe: the model, or for planning its shape, and how it is trained; optimizers
-and learning rates' schedules are torch's, by their names.
+"""Build what the options of ``ooc train`` describe: model, loss, optimizer, schedule, embedding and trainer.
 
-PyG is imported when a model of it is made: that takes longer than most plans do.
+For planning, the model's shape alone may do. Optimizers and learning rate schedules are torch's, by their names. PyG is
+imported only when a model of it is made, because that takes longer than most plans do.
 """
 
 import ast
@@ -66,15 +66,15 @@ _AS_OPTIONS_ARE = (
     *("block_rows", "slab_columns", "exchange", "exchange_by", "link", "max_ssd_writes", "optimizer_state"),
     "spill_dtype",
 )
-"""Arguments of trainers that are options by the same name."""
+"""Trainer arguments that are options of the same name."""
 _BATCH_NODES = 1024
-"""Of a sampled batch, where nothing is said."""
+"""The default number of training nodes in a sampled batch."""
 
 
 def build_model(settings: TrainSettings, store: "Store") -> nn.Module:
-    """A freshly initialised PyG model for the store's features and classes, the same for the same seed. BudgetError
-    where memory cannot hold its weights, without which no budget can be planned for."""
-    _loaded(settings.model)  # which may draw random numbers, once, and what its file makes is no weight
+    """Return a freshly initialised PyG model for the store's features and classes, the same for the same seed. Raise
+    BudgetError where free memory cannot hold its weights: no budget can be planned without them."""
+    _loaded(settings.model)  # here: the file may draw random numbers, and must not run under the meta device
     features = _columns_of_x(store.num_features, store.source)
     sizes = _Sizes(features, store.num_classes, store.num_edge_features, store.num_graphs)
     make = partial(_model, settings, sizes, store.types)
@@ -94,8 +94,7 @@ def _admit(settings: TrainSettings, make: Callable[[], nn.Module]) -> None:
 
 
 def input_columns(settings: TrainSettings, features: int, types: Types | None) -> dict[str, int]:
-    """What a model is given for each node, by type: the features and the embedding that is trained along. Types that it
-    is given nothing of are left out."""
+    """Return the model's input columns by node type, features and embedding together, without types that have none."""
     embedding = build_embedding(settings)
     learnt = {} if embedding is None else embedding.widths(types)
     known = {"": features} if types is None else types.features
@@ -104,7 +103,7 @@ def input_columns(settings: TrainSettings, features: int, types: Types | None) -
 
 
 def with_decoder(settings: TrainSettings, model: nn.Module, types: Types | None) -> nn.Module:
-    """The model itself, or where links are trained the encoder that it is, with a decoder."""
+    """Return ``model``; where links are trained, as the encoder of a model with a decoder."""
     if settings.links is None:
         return model
     from ooc.model.layers.decoders import LinkPredictor
@@ -115,8 +114,8 @@ def with_decoder(settings: TrainSettings, model: nn.Module, types: Types | None)
 
 
 def planned_model(settings: TrainSettings, store: "Store") -> nn.Module:
-    """What ``build_model`` would make, as far as a plan asks: its shape, where one is known. A plan neither makes nor
-    tries weights of gigabytes."""
+    """Return a model to plan with: only the shape where one is known, otherwise the model of `build_model`. A plan
+    needs no gigabytes of weights to be initialised."""
     plain = settings.norm == "none" and settings.jk == "none" and not settings.residual
     plain = plain and settings.heads == 1 and settings.aggr == "auto" and settings.links is None
     plain = plain and store.types is None and not store.num_graphs
@@ -136,18 +135,18 @@ def planned_model(settings: TrainSettings, store: "Store") -> nn.Module:
 
 
 def describe_model(settings: TrainSettings, model: nn.Module, *, weighted: bool) -> str:
-    """The model in a line."""
+    """Return a one-line description of the model."""
     heads = f", {settings.heads} heads" if settings.heads > 1 else ""
     parameters = sum(parameter.numel() for parameter in model.parameters())
     left_out = ", without the edges' weights" * (weighted and settings.edge_data_left_out in ("weight", "all"))
     learnt = f", an embedding of {settings.embedding} columns" if settings.embedding else ""
     shape = f"{settings.layers} layer{'s' * (settings.layers > 1)}, {settings.hidden} wide{heads}, "
-    shape = shape if own_model(settings.model) is None else ""  # which may go by none of these
+    shape = shape if own_model(settings.model) is None else ""  # a model of the user's own may ignore these options
     return f"{model_name(settings.model)}: {shape}{parameters:,} parameters{learnt}{left_out}"
 
 
 def check_own_model(model: str, run: "RunFolder") -> None:
-    """RunError where the file of a model of the user's own is not what it was when ``run`` was begun."""
+    """Raise RunError where the file of a model of the user's own has changed since ``run`` was begun."""
     digest = own_model_digest(model)
     if run.config.setdefault("model_sha256", digest) != digest:
         raise RunError(f"{model.rpartition(':')[0]} has changed since {run.path} was begun; put it back, or begin anew")
@@ -156,8 +155,9 @@ def check_own_model(model: str, run: "RunFolder") -> None:
 def rebuild_model(
     settings: TrainSettings, weights: dict[str, torch.Tensor], run: "RunFolder", *, own: str | None = None
 ) -> nn.Module:
-    """The model of a run with these weights. RunError where they are of another model. ``own``: where the run's model
-    is the user's own, its file and name as given now: a run's folder, whoever made it, has no code run by itself."""
+    """Return the model of ``run`` with these weights; raise RunError where they belong to another model. ``own`` is the
+    file and name, given now, of a model of the user's own: a run's folder may be anyone's, so it cannot name one to
+    run."""
     if own is None and own_model(settings.model) is not None:
         where = f"--model {settings.model}"
         raise RunError(f"the model of {run.path} is in a file whose code would be run; if you trust it, give {where}")
@@ -186,7 +186,7 @@ def rebuild_model(
 
 
 class _Sizes(NamedTuple):
-    """Of the store that a model is made for, by the names of its counts."""
+    """The counts of the store that a model is built for."""
 
     features: int
     classes: int
@@ -195,7 +195,7 @@ class _Sizes(NamedTuple):
 
 
 def _columns_of_x(features: int, source: Mapping[str, Any]) -> int:
-    """How many of a store's ``features`` are x, of which its ``source`` says what lies beside it."""
+    """Return how many of a store's ``features`` columns are x; its ``source`` says what other inputs lie beside x."""
     inputs = source.get("inputs")
     return next((columns for name, columns, _ in inputs if name == "x"), 0) if inputs else features
 
@@ -220,7 +220,7 @@ def _model(settings: TrainSettings, sizes: _Sizes, types: Types | None) -> nn.Mo
 
 
 def _gnn(settings: TrainSettings, features: int, outputs: int, edge_features: int) -> nn.Module:
-    """A model of PyG's form, for a graph without types."""
+    """Return one of PyG's basic GNN models, for a graph without types."""
     from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
     from ooc.models import Residual, Transformer
@@ -249,7 +249,7 @@ def _gnn(settings: TrainSettings, features: int, outputs: int, edge_features: in
 
 
 def _relational(settings: TrainSettings, columns: dict[str, int], outputs: int, types: Types) -> nn.Module:
-    """A model for a graph with types. OptionError for what there is none with."""
+    """Return a model for a graph with types; raise OptionError for options that such models do not have."""
     from ooc.models import Relational, RelationalAttention
 
     if settings.model not in MODELS_FOR_TYPES:
@@ -270,8 +270,11 @@ def _relational(settings: TrainSettings, columns: dict[str, int], outputs: int, 
 
 
 def _edge_options(settings: TrainSettings, edge_features: int) -> dict[str, Any]:
-    """Heads or the aggregation, and the edges' features, for the models that have them. OptionError for heads and
-    aggregations of those that have not; what edges carry is refused when the model is lowered."""
+    """Return the arguments for attention heads, aggregation and edge features, for models that have them.
+
+    Raise OptionError for heads or an aggregation that the model lacks. Edge data that it cannot use is refused when the
+    model is lowered.
+    """
     options = _heads(settings)
     if options and edge_features and settings.edge_data_left_out not in ("features", "all"):
         options["edge_dim"] = edge_features
@@ -283,7 +286,7 @@ def _edge_options(settings: TrainSettings, edge_features: int) -> dict[str, Any]
 
 
 def _heads(settings: TrainSettings) -> dict[str, Any]:
-    """Those of a model that has them. OptionError where there can be none, or not so many."""
+    """Return the ``heads`` argument of a model with attention; OptionError where the model or its width forbids it."""
     if settings.model not in MODELS_WITH_HEADS:
         refuse(settings, ["heads"], f"is of {', '.join(sorted(MODELS_WITH_HEADS))}; {settings.model} has none")
         return {}
@@ -306,11 +309,11 @@ _OF_A_MODEL = {
     "residual": "",
     "pool": "pool",
 }
-"""Options, and the parameter by which a model of the user's own takes one; none for what it settles itself."""
+"""By option, the parameter that passes it to a model of the user's own; empty where such a model decides for itself."""
 
 
 def own_model_digest(model: str) -> str | None:
-    """Of the file of a model of the user's own; None for one that comes with ooc."""
+    """Return the SHA-256 digest of the file of a model of the user's own; None for a model that comes with ooc."""
     own = own_model(model)
     if own is None:
         return None
@@ -321,7 +324,7 @@ def own_model_digest(model: str) -> str | None:
 
 
 def _loaded(model: str) -> Callable[..., Any] | None:
-    """What makes a model of the user's own, of which the file is run, once; None for one that comes with ooc."""
+    """Return the callable that makes a model of the user's own, running its file once; None for a model of ooc's."""
     own = own_model(model)
     digest = own_model_digest(model)
     return None if own is None or digest is None else _run_file(*own, digest)
@@ -333,8 +336,8 @@ def _run_file(path: Path, name: str, digest: str) -> Callable[..., Any]:
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # PyG's layers look themselves up there
-    sys.path.insert(0, str(path.parent))  # as for a script: its neighbours can be imported
+    sys.modules[module_name] = module  # PyG's layers look up their own module there
+    sys.path.insert(0, str(path.parent))  # as for a script: files beside it can be imported
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -352,9 +355,11 @@ def _run_file(path: Path, name: str, digest: str) -> Callable[..., Any]:
 def _own(
     make: Callable[..., Any], settings: TrainSettings, columns: dict[str, int], sizes: _Sizes, types: Types | None
 ) -> nn.Module:
-    """The model that ``make`` makes of those of these options that it takes, which go by PyG's names; ``columns`` of
-    its input, ``sizes`` of its output. Of a graph with types ``in_channels`` are by type of nodes, and there is its
-    ``metadata``."""
+    """Return the model that ``make`` makes of the options, under PyG's names, that it has parameters for.
+
+    ``columns`` are those of the input; ``sizes`` has those of the output. For a graph with types, ``in_channels`` is a
+    dict by node type, and ``metadata`` is offered too.
+    """
     offered: dict[str, Any] = {
         "in_channels": columns if types is not None else columns[""],
         "out_channels": sizes.classes,
@@ -393,7 +398,7 @@ def _own(
 
 
 def build_loss(settings: TrainSettings, store: "Store") -> nn.Module | None:
-    """The loss the options describe; None: the usual one for the store's labels."""
+    """Return the loss that the options describe; None means the usual loss for the store's labels."""
     refined = settings.label_smoothing > 0 or settings.class_weights != "none"
     classes = store.task is Task.CLASSES
     if settings.loss == "cross-entropy" or (settings.loss == "auto" and refined and classes):
@@ -405,8 +410,8 @@ def build_loss(settings: TrainSettings, store: "Store") -> nn.Module | None:
 
 
 def _class_weights(asked: str, store: "Store") -> torch.Tensor | None:
-    """A weight a class, as ``asked`` for; ``balanced`` as scikit-learn has it: by n / (C · n_c) every one of the C
-    classes that have training rows counts alike, and the mean over all n of these is 1."""
+    """Return one weight for each class, as ``asked`` for. ``balanced`` weights are scikit-learn's, n / (C · n_c): each
+    of the C classes with training rows counts alike, and their mean over all n training rows is 1."""
     if asked == "none":
         return None
     if store.task is not Task.CLASSES:
@@ -423,7 +428,7 @@ def _class_weights(asked: str, store: "Store") -> torch.Tensor | None:
 
 
 def build_average(settings: TrainSettings, model: nn.Module) -> AveragedModel | None:
-    """The average of the weights that is scored in the model's place; OptionError for options of another."""
+    """Return the average of the weights that is scored in the model's place; OptionError for options without effect."""
     refuse(settings, ["average_decay"] if settings.average != "ema" else [], "is of --average ema")
     refuse(settings, ["average_from"] if settings.average == "none" else [], "is of --average ema or swa")
     if settings.average == "ema":
@@ -433,14 +438,14 @@ def build_average(settings: TrainSettings, model: nn.Module) -> AveragedModel | 
 
 
 def graph_bounds(settings: TrainSettings) -> "GraphBounds":
-    """What batches of many graphs may have at most."""
+    """Return the bounds on batches of many graphs."""
     from ooc.train.batched.graphs import GraphBounds
 
     return GraphBounds(**{one.name: getattr(settings, one.name) for one in fields(GraphBounds)})
 
 
 def links_of(settings: TrainSettings) -> "Links":
-    """Those that are trained and scored."""
+    """Return the links to train on and to score."""
     from ooc.train.links.sets import Links
 
     assert settings.links is not None
@@ -451,7 +456,7 @@ def links_of(settings: TrainSettings) -> "Links":
 def build_trainer(
     settings: TrainSettings, store: "Store", run: "RunFolder", metric: "Metric | LinkMetric", listener: "Listener"
 ) -> "Trainer":
-    """What trains the model that the options describe, in the way that they describe; it tells ``listener``."""
+    """Return the trainer of the model that the options describe; its events go to ``listener``."""
     from ooc.train.batched.batches import SampledTrainer, Sampling
     from ooc.train.batched.graphs import GraphTrainer
     from ooc.train.links.trainer import LinkTrainer
@@ -491,7 +496,7 @@ def build_trainer(
 
 _SGD_MOMENTUM = 0.9
 _SCHEDULES_OF = {"step_every": ("step",), "lr_factor": ("step", "plateau"), "plateau_patience": ("plateau",)}
-"""Of which schedules these options are."""
+"""By option, the values of ``--schedule`` that use it."""
 _OF_EMBEDDING = ("embedding_optimizer", "embedding_lr", "embedding_option")
 _OF_OPTIMIZERS = {
     "lr": "give --lr",
@@ -504,12 +509,12 @@ _OF_SCHEDULES = {
     "verbose": "torch has given it up",
 }
 _OF_TORCH = (TypeError, ValueError, RuntimeError, ArithmeticError, AttributeError, LookupError)
-"""What torch raises for options that it does not take."""
+"""The exceptions torch raises for arguments that it does not accept."""
 _WORDS = {"true": True, "false": False, "none": None}
 
 
 def build_optimizer(settings: TrainSettings, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer over all parameters. OptionError for what torch does not take; it is tried on a few numbers."""
+    """Return the optimizer over all parameters, tried on a small model first; OptionError for what torch refuses."""
     kind = _of_name(torch.optim, settings.optimizer)
     values = optimizer_options(settings)
     small = _small_model()
@@ -520,7 +525,7 @@ def build_optimizer(settings: TrainSettings, model: nn.Module) -> torch.optim.Op
 
 
 def optimizer_options(settings: TrainSettings) -> dict[str, Any]:
-    """What torch's optimizer is given but for the parameters."""
+    """Return the arguments of torch's optimizer, without the parameters."""
     kind = _of_name(torch.optim, settings.optimizer)
     values: dict[str, Any] = {"lr": settings.lr}
     if "weight_decay" in inspect.signature(kind).parameters:
@@ -534,7 +539,7 @@ def optimizer_options(settings: TrainSettings) -> dict[str, Any]:
 
 
 def build_embedding(settings: TrainSettings) -> Embedding | None:
-    """What is trained of every node; None: nothing. OptionError for options of it without one."""
+    """Return the embedding trained for every node; None where there is none, and OptionError for its options then."""
     if not settings.embedding:
         refuse(settings, _OF_EMBEDDING, "is of an embedding; give --embedding COLUMNS, too")
         return None
@@ -552,8 +557,7 @@ def build_embedding(settings: TrainSettings) -> Embedding | None:
 
 
 def build_schedule(settings: TrainSettings, optimizer: torch.optim.Optimizer, *, rising: bool) -> list[Scheduler]:
-    """The learning rate's schedule; ``rising``: whether a higher validation score is better. OptionError for options of
-    another."""
+    """Return the learning rate's schedule; OptionError for another's options. ``rising``: higher scores are better."""
     for name, kinds in _SCHEDULES_OF.items():
         refuse(settings, [name] if settings.schedule not in kinds else [], f"is of --schedule {' or '.join(kinds)}")
     warmup, epochs = settings.warmup, settings.schedule_epochs or settings.epochs
@@ -573,7 +577,7 @@ def build_schedule(settings: TrainSettings, optimizer: torch.optim.Optimizer, *,
             mode: Any = "max" if rising else "min"
             options: dict[str, Any] = {"factor": settings.lr_factor, "patience": settings.plateau_patience}
             plateau = ReduceLROnPlateau(optimizer, mode, **options)
-            # Both change the rate as it is, so that each can have its part in it.
+            # Both scale the current learning rate, so their effects combine.
             rise = LinearLR(optimizer, 1 / warmup, total_iters=warmup - 1) if warmup > 1 else None
             return [plateau] if rise is None else [rise, plateau]
         case name:
@@ -583,7 +587,7 @@ def build_schedule(settings: TrainSettings, optimizer: torch.optim.Optimizer, *,
 
 
 def _of_torch(settings: TrainSettings, optimizer: torch.optim.Optimizer, epochs: int, *, rising: bool) -> Scheduler:
-    """One of torch's schedulers, after it was tried for an epoch. What the run knows need not be said again."""
+    """Return one of torch's schedulers, after trying it for an epoch; arguments that the run knows may be left out."""
     option, kind = "--schedule-option", _of_name(lr_scheduler, settings.schedule)
     values: dict[str, Any] = {}
     settled = _OF_SCHEDULES
@@ -605,7 +609,7 @@ def _of_torch(settings: TrainSettings, optimizer: torch.optim.Optimizer, epochs:
 
 
 def _of_name(module: Any, name: str) -> Any:
-    """The class called so in whatever case."""
+    """Return the class of ``module`` called ``name`` in any case; raise OptionError where there is none."""
     found = next((one for one in vars(module) if one.casefold() == name.casefold() and one[0].isupper()), None)
     if found is None:
         raise OptionError(f"torch {torch.__version__} has no {name}; a later version may")
@@ -613,7 +617,7 @@ def _of_name(module: Any, name: str) -> Any:
 
 
 def _read(texts: Sequence[str], option: str, kind: Any, settled: Mapping[str, str]) -> dict[str, Any]:
-    """Arguments of ``kind`` from ``KEY=VALUE``; ``settled``: those that it gets otherwise, and why."""
+    """Return arguments of ``kind`` from texts KEY=VALUE; ``settled`` says why some cannot be given there."""
     known = [name for name in inspect.signature(kind).parameters if name not in settled]
     found: dict[str, Any] = {}
     for text in texts:
@@ -630,7 +634,7 @@ def _read(texts: Sequence[str], option: str, kind: Any, settled: Mapping[str, st
 
 
 def _value(text: str, where: str) -> Any:
-    """A number, several of them as ``0.9,0.99``, true, false, none, or a word."""
+    """Return the value of ``text``: a number, a tuple of numbers such as ``0.9,0.99``, true, false, none, or a word."""
     if text.casefold() in _WORDS:
         return _WORDS[text.casefold()]
     try:
@@ -654,7 +658,7 @@ def _made(kind: Any, option: str, what: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _stepped(optimizer: torch.optim.Optimizer, option: str, schedulers: Sequence[Any]) -> None:
-    """OptionError where a step fails, which is better told before the first epoch."""
+    """Try a step of the optimizer and of each scheduler; raise OptionError for bad arguments before the first epoch."""
     try:
         optimizer.step()
         for scheduler in schedulers:
@@ -665,7 +669,7 @@ def _stepped(optimizer: torch.optim.Optimizer, option: str, schedulers: Sequence
 
 
 def _small_model() -> nn.Module:
-    """A few numbers with gradients, to try an optimizer on; draws none at random."""
+    """Return a model of a few parameters with gradients, to try an optimizer on; it draws no random numbers."""
     model = nn.ParameterList([torch.ones(2, 2), torch.ones(2)])
     for parameter in model:
         parameter.grad = torch.ones_like(parameter)

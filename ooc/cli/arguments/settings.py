@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of ``ooc train``, declared once: type, default, help, and what ``config.json`` may hold of them.
+"""The options of ``ooc train``, declared once: type, default, help, and the values ``config.json`` may have.
 
-The command line, its help and the check of a run's configuration are all made from the fields of `TrainSettings`.
+The command line, its help and the check of a run's configuration all derive from the fields of `TrainSettings`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -53,18 +53,18 @@ MODEL_NAMES = {
     "hgt": "HGT",
     "han": "HAN",
 }
-"""What people call the models."""
+"""The names of the models for people."""
 _MODELS_WITH_WEIGHTS = ("gcn",)
-"""Those whose convolutions take weights of edges."""
+"""Models whose convolutions accept edge weights."""
 METRICS = ("accuracy", "micro-f1", "macro-f1", "roc-auc", "average-precision", "mae", "rmse", "r2")
 DECODERS = ("dot", "distmult", "complex", "bilinear", "mlp")
 LOSSES = {"bce": "BCEWithLogitsLoss", "mse": "MSELoss", "l1": "L1Loss", "smooth-l1": "SmoothL1Loss"}
-"""torch's, beside cross-entropy, which has options of its own."""
+"""torch's losses besides cross-entropy, which has options of its own."""
 OPTIMIZERS = (
     *("adam", "adamw", "sgd", "Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop"),
     "Rprop",
 )
-"""torch's; the first three are called as ever."""
+"""torch's optimizers; the first three have their traditional lower-case names."""
 EMBEDDING_OPTIMIZERS = ("adam", "adamw", "sparseadam", "adagrad", "sgd")
 NO_OPTIMIZERS = {
     "LBFGS": "evaluates the loss several times a step, and there is one pass over the graph a step",
@@ -75,25 +75,25 @@ SCHEDULES = (
     *("ConstantLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "CyclicLR", "ExponentialLR", "LinearLR"),
     *("MultiStepLR", "OneCycleLR", "PolynomialLR", "ReduceLROnPlateau", "StepLR"),
 )
-"""torch's, beside those that have options of their own."""
+"""torch's schedulers besides the schedules that have options of their own."""
 NO_SCHEDULES = {
     **dict.fromkeys(("LambdaLR", "MultiplicativeLR"), "takes a function; from Python: Trainer(scheduler=…)"),
     **dict.fromkeys(("SequentialLR", "ChainedScheduler"), "takes schedulers; from Python: Trainer(scheduler=…)"),
 }
 SCHEDULES_OVER_EPOCHS = ("cosine", "CosineAnnealingLR", "OneCycleLR")
-"""Those that end after a number of epochs."""
+"""Schedules that end after a fixed number of epochs."""
 _FIRST = (
     "store model layers hidden dropout input_dropout norm optimizer lr weight_decay epochs seed metric eval_every "
     "patience gpu_budget host_budget device threads spill_dir block_rows slab_columns"
 )
-"""Runs begun by earlier versions may lack the others, and go on with their defaults."""
+"""Options that every run has; runs begun by earlier versions may lack the others, and resume with their defaults."""
 
 
 def _option(
     group: str, kind: "click.ParamType[Any]", help: str, default: Any = MISSING, *, also: str = "", **more: Any
 ) -> Any:
-    """A field that is an option under the heading ``group``, called ``also`` so; ``more`` is click's. By default it is
-    the first of a choice's names, not set if it is a flag, and else None."""
+    """Return a dataclass field that is an option under the heading ``group``. ``also`` is a second flag; ``more`` goes
+    to click. The default is a choice's first name, False for a flag, and otherwise None."""
     if default is MISSING:
         default = kind.choices[0] if isinstance(kind, ChoiceType) else False if kind is click.BOOL else None
     more |= {"is_flag": True} if default is False else {"multiple": True} if default == [] else {}
@@ -117,19 +117,19 @@ _RUN = partial(_option, RUN)
 
 
 def own_model(model: str) -> tuple[Path, str] | None:
-    """File and name of a model of the user's own, ``FILE.py:NAME``; None for one of those that come with ooc."""
+    """Return file and name of a model of the user's own, ``FILE.py:NAME``; None for a model that comes with ooc."""
     file, colon, name = model.rpartition(":")
     return (Path(file), name) if colon and file.endswith(".py") else None
 
 
 def model_name(model: str) -> str:
-    """What people call it."""
+    """Return the model's name for people."""
     own = own_model(model)
     return MODEL_NAMES[model] if own is None else own[1]
 
 
 def _whole_name(model: str) -> str | None:
-    """Of a model of the user's own, with the whole path of its file; GraphSAGE may be called in full."""
+    """Return a model of the user's own with the absolute path of its file, ``sage`` for ``graphsage``, else None."""
     own = own_model(model)
     if own is not None:
         return f"{own[0].resolve()}:{own[1]}"
@@ -141,7 +141,8 @@ MODEL = ChoiceType(*MODEL_NAMES, also=_whole_name)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
-    """One field an option, by its name; None where the machine or the store decides. ``config.json`` holds them all."""
+    """The options of a training, one field each; None lets the machine or the store decide. ``config.json`` has them
+    all."""
 
     store: str = field(metadata={"type": click.Path()})
     model: str = _MODEL(
@@ -347,19 +348,19 @@ class TrainSettings:
 
     @property
     def drawn(self) -> tuple[int, ...]:
-        """``fanouts`` as numbers."""
+        """``fanouts`` as numbers: neighbours drawn at each hop."""
         return (10,) * self.layers if self.fanouts is None else tuple(map(int, self.fanouts.split(",")))
 
     @property
     def edge_data_left_out(self) -> str:
-        """What of the edges' data the model is not given, ``"auto"`` decided."""
+        """The edge data the model is not given, with ``"auto"`` resolved."""
         if self.ignore_edge_data != "auto":
             return self.ignore_edge_data
         return "none" if self.model in _MODELS_WITH_WEIGHTS or own_model(self.model) else "weight"
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], where: Path) -> Self:
-        """The settings in a run's configuration, which holds other things too."""
+        """Return the settings in a run's configuration, which has other entries too; RunError for a wrong setting."""
         missing = [one.name for one in fields(cls) if one.name in _FIRST.split() and one.name not in config]
         if missing:
             raise RunError(f"{where} was not begun by ooc train: its configuration lacks {', '.join(missing)}")
@@ -370,7 +371,7 @@ class TrainSettings:
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
-        """The options that a configuration may lack, as they were before there were such."""
+        """Return the options that a configuration may lack, with the defaults that keep earlier versions' behaviour."""
         return {one.name: _default(one) for one in fields(cls) if one.name not in _FIRST.split()}
 
 
@@ -379,11 +380,11 @@ CHANGEABLE = frozenset(
     for one in fields(TrainSettings)
     if one.name in ("store", "epochs") or one.metadata["group"] in (RESOURCES, GPU, RUN)
 )
-"""What a resumed run may be given anew: none of it changes what an epoch computes."""
+"""Options that a resumed run may be given anew, because none of them changes what an epoch computes."""
 
 
 def train_options() -> list[Option]:
-    """The command line's options, in the order of its help; each gives the value of the field of its name."""
+    """Return the command line's options, in the order of the help; each sets the field of its name."""
     return [
         Option(
             [f"--{one.name.replace('_', '-')}", *one.metadata["also"]],
@@ -399,7 +400,7 @@ def train_options() -> list[Option]:
 
 
 def with_one_memory(given: dict[str, Any]) -> dict[str, Any]:
-    """Options given anew for a run: ``memory`` takes the place of its two budgets, and one of these that of memory."""
+    """Return the options ``given`` anew to a run; ``memory`` clears the two budgets, and a budget clears memory."""
     two = ("gpu_budget", "host_budget")
     if given.get("memory") is not None:
         return dict.fromkeys(two) | given
@@ -410,8 +411,8 @@ _NEAREST = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterS
 
 
 def settle_memory(context: click.Context, options: dict[str, Any]) -> None:
-    """Of ``memory`` and the two budgets leave those that were said nearest: the command line goes before the
-    environment, that before a file. Said in one place, all stay, and are refused where they are used."""
+    """Of ``memory`` and the two budgets, keep those from the nearest source: command line, environment, then file.
+    Those from the same source all stay, and are refused where they are used."""
     kinds = (("memory",), ("gpu_budget", "host_budget"))
     one, two = (_distance(context, options, names) for names in kinds)
     if one != two:
@@ -421,7 +422,7 @@ def settle_memory(context: click.Context, options: dict[str, Any]) -> None:
 def settle_seeds(
     context: click.Context, options: Mapping[str, Any], seeds: tuple[int, ...] | None
 ) -> tuple[int, ...] | None:
-    """``seeds``, unless one seed was said nearer; OptionError where both are said in one place."""
+    """Return ``seeds``, or None where ``--seed`` has a nearer source; OptionError where both have the same source."""
     if seeds is None:
         return None
     one, several = (_distance(context, {**options, "seeds": seeds}, (name,)) for name in ("seed", "seeds"))
@@ -431,7 +432,7 @@ def settle_seeds(
 
 
 def _distance(context: click.Context, options: Mapping[str, Any], names: tuple[str, ...]) -> int:
-    """How near one of these options was said; the larger, the less so."""
+    """Return the distance of the nearest source of these options: 0 is the command line; unset options are farthest."""
     sources = [context.get_parameter_source(name) for name in names if options[name] is not None]
     return min((_NEAREST.index(source) for source in sources if source in _NEAREST), default=len(_NEAREST))
 
@@ -441,13 +442,13 @@ def _default(one: "Field[Any]") -> Any:
 
 
 def _check_value(one: "Field[Any]", value: Any, where: Path) -> None:
-    """RunError for a value that ``ooc train`` could not have written: not what its option makes of it."""
+    """Raise RunError for a ``value`` that ``ooc train`` cannot have written: its option would have converted it."""
     if value is None and one.default is None:
         return
     kind, is_list, reason = one.metadata["type"], isinstance(value, list), ""
     items = value if is_list else [value]
     valid = is_list == (one.default_factory is not MISSING)
-    try:  # each as one would write it on the command line
+    try:  # each item as written on the command line
         valid = valid and all(_is_same(kind.convert(str(item), None, None), item) for item in items)
     except click.ClickException as error:
         valid, reason = False, f": {error.format_message()}"
@@ -456,7 +457,7 @@ def _check_value(one: "Field[Any]", value: Any, where: Path) -> None:
 
 
 def _is_same(converted: object, value: object) -> bool:
-    """Whether ``value`` is what it was converted to; JSON may have a whole number for a fraction."""
+    """Whether ``value`` equals what it was ``converted`` to; JSON may have a whole number for a fraction."""
     alike = type(converted) is type(value) or (isinstance(converted, float) and type(value) is int)
     return alike and converted == value
 
@@ -474,7 +475,7 @@ _NOT_SAMPLED = {
     "gpu_budget": "give --memory",
     "host_budget": "give --memory",
 }
-"""Options of full-graph training alone, and why."""
+"""Options of full-graph training that batches do not have, with the reasons."""
 _OF_MANY_GRAPHS = ("pool", "paths", "hops", "batch_nodes", "batch_edges", "batch_paths")
 _OF_NEIGHBOURS = ("fanouts", "sampler")
 _OF_BATCHES = ("fanouts", "batch_size")
@@ -488,15 +489,14 @@ _NOT_OF_LINKS = {
 
 
 def refuse(settings: TrainSettings, names: Iterable[str], reason: str) -> None:
-    """OptionError for the first of these options that has another value than by default: ``--NAME REASON``."""
+    """Raise OptionError, ``--NAME REASON``, for the first of the options ``names`` that differs from its default."""
     for one in fields(settings):
         if one.name in names and (getattr(settings, one.name) or None) != (_default(one) or None):
             raise OptionError(f"--{one.name.replace('_', '-')} {reason}")
 
 
 def check_sampling(settings: TrainSettings, *, many_graphs: bool = False) -> None:
-    """OptionError for options of batches where the full graph is trained, of one kind of batches where another kind is
-    made, and of the full graph where batches are."""
+    """Raise OptionError for options of another kind of training: by full graph, sampled batches, or whole graphs."""
     if many_graphs:
         what = f"is of neighbours in one graph; {settings.store} holds many, whose batches are whole graphs"
         refuse(settings, _OF_NEIGHBOURS, what)
@@ -521,7 +521,7 @@ def check_sampling(settings: TrainSettings, *, many_graphs: bool = False) -> Non
 
 
 def edge_type(settings: TrainSettings) -> tuple[str, str, str] | None:
-    """That of the links, of a graph with types."""
+    """Return the edge type of the links in a graph with types, else None."""
     if settings.link_type is None:
         return None
     source, relation, target = settings.link_type.split(",")
@@ -529,7 +529,7 @@ def edge_type(settings: TrainSettings) -> tuple[str, str, str] | None:
 
 
 def check_links(settings: TrainSettings) -> None:
-    """OptionError for options of links where nodes are trained, and the other way round."""
+    """Raise OptionError for options of links where nodes are trained, and the other way round."""
     if settings.links is None:
         refuse(settings, _OF_LINKS, "is of link prediction; give --links FILE, too")
         if settings.metric is not None and settings.metric not in METRICS:
@@ -540,7 +540,7 @@ def check_links(settings: TrainSettings) -> None:
 
 
 def only_store(folder: Path) -> Path:
-    """The one ``*.ooc`` in the folder. Raises OptionError when there are none or several."""
+    """Return the only ``*.ooc`` folder in ``folder``; raise OptionError where there are none or several."""
     stores = sorted(path for path in folder.glob("*.ooc") if path.is_dir())
     if len(stores) == 1:
         return stores[0]
@@ -549,6 +549,6 @@ def only_store(folder: Path) -> Path:
 
 
 def next_run(runs: Path, store: str, model: str) -> Path:
-    """A folder for a run that was not given one: ``runs/STORE-MODEL-NUMBER``, the first that is free."""
+    """Return the first free ``runs/STORE-MODEL-NUMBER``, as the folder of a run that was given none."""
     stem = f"{Path(store).stem}-{model if own_model(model) is None else model_name(model)}"
     return next(path for number in count(1) if not (path := runs / f"{stem}-{number}").exists())
