@@ -149,6 +149,12 @@ def trained(
     return losses, [p.detach().clone() for p in model.parameters()], optimizer, trainer
 
 
+@pytest.fixture(scope="module")
+def undisturbed(store: Store) -> tuple[list[float], list[Tensor], torch.optim.Optimizer, Trainer]:
+    """With what is kept in memory."""
+    return trained(store, "memory")
+
+
 def test_it_goes_to_the_ssd_only_where_it_must(store: Store, tmp_path: Path) -> None:
     """Losses, weights and what is kept are the same wherever it is; the floor is the smaller one."""
     expected = trained(store, "auto", spill_dir=tmp_path, clip_norm=0.5)
@@ -172,21 +178,22 @@ def test_it_goes_to_the_ssd_only_where_it_must(store: Store, tmp_path: Path) -> 
     thorough(map(pytest.param, [("ssd", "ssd"), ("memory", "ssd"), ("ssd", "memory")]), ("ssd", "ssd")),
     ids=" then ".join,
 )
-def test_a_run_goes_on_wherever_it_is(places: tuple[str, str], store: Store, tmp_path: Path) -> None:
-    expected = trained(store, "memory", tmp_path / "whole")
+def test_a_run_goes_on_wherever_it_is(places: tuple[str, str], store: Store, undisturbed: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     trained(store, places[0], run, epochs=2)
     found = trained(store, places[1], run)
-    assert found[0] == expected[0][2:] and all(map(torch.equal, found[1], expected[1]))
-    assert_same_state(found[2], expected[2])
+    assert found[0] == undisturbed[0][2:] and all(map(torch.equal, found[1], undisturbed[1]))
+    assert_same_state(found[2], undisturbed[2])
 
 
 @pytest.mark.parametrize(
     ("kind", "name"), [(StateOnDisk, "_check"), (RunFolder, "save"), (StateOnDisk, "saved")], ids=lambda one: str(one)
 )
-def test_a_stopped_run_goes_on_to_the_same(kind: type, name: str, store: Store, tmp_path: Path) -> None:
+def test_a_stopped_run_goes_on_to_the_same(
+    kind: type, name: str, store: Store, undisturbed: Any, tmp_path: Path
+) -> None:
     """In the middle of a step, after it, and when a checkpoint was just written."""
-    expected, run = trained(store, "ssd", tmp_path / "whole"), tmp_path / "run"
+    run = tmp_path / "run"
     original, left = getattr(kind, name), [40 if name == "_check" else 3]
 
     def stopping(*arguments: Any, **options: Any) -> Any:
@@ -199,7 +206,7 @@ def test_a_stopped_run_goes_on_to_the_same(kind: type, name: str, store: Store, 
         patch.setattr(kind, name, stopping)
         trained(store, "ssd", run)
     found = trained(store, "ssd", run)
-    assert found[0] == expected[0][-len(found[0]) :] and all(map(torch.equal, found[1], expected[1]))
+    assert found[0] == undisturbed[0][-len(found[0]) :] and all(map(torch.equal, found[1], undisturbed[1]))
 
 
 def test_what_the_ssd_has_is_compared_with_what_was_written(store: Store, tmp_path: Path) -> None:
