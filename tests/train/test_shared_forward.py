@@ -88,16 +88,16 @@ def test_what_aggregations_keep_for_a_backward_pass_is_no_difference(
 ) -> None:
     data = random_data(GraphCase(nodes=120, edges=500, train=0.3), dtype=torch.float32)
     case = ModelCase(kind=kind, layers=2, hidden=8, options=options)
-    assert_same(case, store_of(data, tmp_path), tmp_path, {"epochs": 4, "eval_every": 1}, dtype=torch.float32)
+    assert_same(case, store_of(data, tmp_path), tmp_path, {"epochs": 3, "eval_every": 1}, dtype=torch.float32)
 
 
 def test_early_stopping_drops_the_next_epoch(tmp_path: Path) -> None:
     """The scores that end the training arrive with the next epoch's gradients, which are never stepped."""
     data = random_data(GraphCase(nodes=200, edges=300, train=0.1))
     case = ModelCase(kind="gcn", layers=2)
-    fit = {"epochs": 300, "eval_every": 1, "patience": 3}
+    fit = {"epochs": 300, "eval_every": 1, "patience": 2}
     shared = assert_same(case, store_of(data, tmp_path), tmp_path, fit)
-    assert shared.best is not None and shared.epoch == shared.best["epoch"] + 3 < 300
+    assert shared.best is not None and shared.epoch == shared.best["epoch"] + 2 < 300
 
 
 def test_resuming_goes_on_exactly(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from ooc.storage.store import Store
 from ooc.train.setup import Tuning
 from tests.examples import thorough
 
-_USERS, _MOVIES, _EPOCHS = 90, 40, 3
+_USERS, _MOVIES, _EPOCHS = 90, 40, 2
 _RATES, _KNOWS = ("user", "rates", "movie"), ("user", "knows", "user")
 
 
