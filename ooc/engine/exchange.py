@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several processes that train one full graph: each computes a share of the rows, and they send each other what rows
-of other shares need.
+"""Communication between several processes that train one full graph.
 
-A share is a run of panels (``ooc.stages.panels``). Of whatever is gathered along edges, a matrix or a slab of its
-columns, every process is sent the rows that edges into its own lead to (its halo), or all rows, before it pulls; a
-row's sum then runs over its edges as it does in one process. They are sent by a thread of its own while others compute:
-rows of a matrix part by part as these are there, and a slab while the one before it is pulled. Or slabs are sharded:
-each pulls its own for the rows of all, and is sent what others have pulled of theirs. Of a device with memory of its
-own rows go to that of others, or by way of the host's, some at a time: a side stream packs them and unpacks those of
-others. Sums over rows are told panel by panel and added up in one order. What tiles scatter to rows of anybody is added
-up by one process after the other, in the order of the tiles.
+Each process computes a share of the rows, a range of panels (``ooc.stages.panels``). Before it pulls a matrix, or a
+slab of its columns, it receives the rows that edges into its own rows come from (its halo), or all rows. The sum of a
+row then runs over its edges as in one process. A separate thread sends while others compute: the rows of a matrix part
+by part as these are computed, and a slab while the one before it is pulled.
+
+Alternatively slabs are sharded: each process pulls its own slab for all rows, and receives what others have pulled of
+theirs. A device with its own memory sends rows directly to another device, or through host memory, some at a time: a
+side stream packs the rows to send and unpacks those received. Sums over rows are exchanged panel by panel and added in
+one order. What tiles scatter to any process's rows is added by one process after another, in the order of the tiles.
 """
 
 from bisect import bisect_left
@@ -36,26 +36,30 @@ from ooc.storage.checksums import combined
 from ooc.threads import Threads
 
 _WORTH_SORTING_OUT = 0.8
-"""Of all rows: where more of them are wanted, all are sent, right from where they lie to where they go."""
+"""A share of all rows: where more rows than this are in halos, all rows are sent, without being packed."""
 _AT_ONCE_BYTES = 4 << 20
-"""Of rows that are sent by lists, and as much of those that are received."""
+"""Bytes of rows that are packed and sent at a time, and as many received."""
 _NUMBERS_BYTES = 2 * torch.int64.itemsize
-"""Of a row in lists, while it is sent."""
+"""Bytes of a packed row's numbers while it is sent."""
 _FOLLOWED = 16
-"""Divisions of the first panels among the first processes. Of 60 drawn cases of 16 panels and 3 weights the best was
-found with 4."""
+"""Divisions of the first panels among the first processes that are pursued. In 60 random cases of 16 panels and 3
+weights, 4 sufficed for the best one."""
 
 
 _Division = tuple[tuple[float, ...], float, list[int]]
-"""Of some panels among some processes: the most of each weight, the sum of squares of all, and where shares begin."""
+"""A division of the first panels among the first processes: the maximum of each weight, the sum of squares of all, and
+where shares begin."""
 
 
 def divide_rows(weights: Sequence[Sequence[float]], panel_rows: int, rows: int, parts: Sequence[float]) -> list[range]:
-    """Rows for as many processes as there are ``parts``, whole panels one behind the other, at least one each. Of each
-    of ``weights``, which has one of every panel and after which all wait for one another, each gets about its part of
-    the sum of ``parts``, so that those with the most for their part together have as little as can be. With several
-    ``weights`` that is searched among the most promising divisions of the first panels only. Of fewer panels than
-    processes the last ones of these get none."""
+    """Return adjacent ranges of rows, in whole panels, for as many processes as there are ``parts``, at least a panel
+    each.
+
+    Each of ``weights`` has a number for every panel, the cost of some work after which all processes wait for one
+    another. A process should get its part of the sum of ``parts`` of each weight. Minimised is the total over weights
+    of the largest cost relative to a process's part. With several ``weights``, only the most promising divisions of the
+    first panels are pursued. With fewer panels than processes, the last processes get none.
+    """
     panels = len(weights[0])
     if panels < len(parts):
         return divide_rows(weights, panel_rows, rows, parts[:panels]) + [range(rows, rows)] * (len(parts) - panels)
@@ -82,8 +86,10 @@ def divide_rows(weights: Sequence[Sequence[float]], panel_rows: int, rows: int, 
 def wanted_rows(
     sources: Iterable[npt.NDArray[np.signedinteger]], shares: Sequence[range], own: range, rows: int
 ) -> list[Tensor]:
-    """By process: which of its rows are among ``sources``, ascending; none of one's ``own``. IndexError for what is no
-    row."""
+    """Return, for each process, which of its rows are among ``sources``, ascending; none of one's ``own``.
+
+    IndexError for a source outside all rows.
+    """
     is_wanted = np.zeros(rows, dtype=np.bool_)
     for found in sources:
         is_wanted[found] = True
@@ -94,8 +100,10 @@ def wanted_rows(
 
 
 def joined_checksum(ranks: Ranks, own: int | None, nbytes: int) -> int | None:
-    """The CRC-32C of what all processes have, one behind the other, of this one's ``nbytes``; None where one has
-    none. All have come so far when it returns."""
+    """Return the CRC-32C of all processes' bytes in order, of which this one has ``nbytes``; None where one is unknown.
+
+    All processes have arrived here when it returns.
+    """
     total = 0
     for checksum, size in ranks.gathered(torch.tensor([-1 if own is None else own, nbytes])):
         if checksum < 0:
@@ -106,56 +114,65 @@ def joined_checksum(ranks: Ranks, own: int | None, nbytes: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class HaloMemory:
-    """What one process at most holds to be sent some rows alone: bytes of lists for every direction, and room for rows
-    of up to ``row_bytes`` on their way, of which ``most`` go between any two of ``count`` processes, and ``wanted`` to
-    one."""
+    """The largest memory that one process holds to exchange halo rows.
+
+    ``lists``: bytes of the lists for every direction; ``most``: rows between any two processes; ``wanted``: rows sent
+    to one process.
+    """
 
     lists: int = 0
     most: int = 0
     wanted: int = 0
 
     def __add__(self, other: "HaloMemory") -> "HaloMemory":
-        """Of two directions, which are not sent at once."""
+        """Combine two directions, which are not sent at the same time."""
         return HaloMemory(self.lists + other.lists, max(self.most, other.most), max(self.wanted, other.wanted))
 
     def nbytes(self, row_bytes: int, count: int) -> int:
-        """All of it."""
+        """Return the total, for rows of up to ``row_bytes`` among ``count`` processes."""
         sent = (count - 1) * (row_bytes + _NUMBERS_BYTES)
         return self.lists + 2 * min(self.most * sent, max(_AT_ONCE_BYTES, sent))
 
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """The memory by way of which a device's rows go to other processes: two pairs of buffers of ``nbytes``, one for
-    what is received and one for what is sent, so that some are packed while others are on the way. They are the
-    device's where it sends to others directly (``is_direct``), else the host's."""
+    """The memory through which a device's rows go to other processes.
+
+    It is two pairs of buffers of ``nbytes``, one for receiving and one for sending, so that rows are packed while
+    others are on their way. The buffers are on the device where it sends directly to others (``is_direct``), else on
+    the host.
+    """
 
     nbytes: int = 0
     is_direct: bool = False
 
     @classmethod
     def of_rows(cls, row_bytes: int, count: int, *, is_direct: bool) -> "Staging":
-        """For rows of up to ``row_bytes`` among ``count`` processes."""
+        """Return the memory for rows of up to ``row_bytes`` among ``count`` processes."""
         return cls(align_up(max(_AT_ONCE_BYTES, (count - 1) * (row_bytes + _NUMBERS_BYTES))), is_direct)
 
     @property
     def host_bytes(self) -> int:
-        """Of the host's memory."""
+        """Bytes of the host's memory."""
         return 0 if self.is_direct else 4 * self.nbytes
 
     @property
     def device_bytes(self) -> int:
-        """Of the device's, where rows are packed in any case, before they are copied to the host in one piece."""
+        """Bytes of the device's memory, where rows are always packed before they are copied to the host in one
+        piece."""
         return (4 if self.is_direct else 1) * self.nbytes
 
 
 def _at_once(row_bytes: int, count: int) -> int:
-    """How many rows go to each of the other processes at a time."""
+    """Return how many rows go to each of the other processes at a time."""
     return max(1, _AT_ONCE_BYTES // ((row_bytes + _NUMBERS_BYTES) * (count - 1)))
 
 
 def halo_memory(counts_PP: Tensor, shares: Sequence[range], rows: int) -> HaloMemory | None:
-    """[i, j]: how many rows of process j are wanted by i; None where these are so many that all are sent."""
+    """Return the halos' memory; None where so many rows are wanted that all are sent.
+
+    ``counts_PP`` [i, j]: how many rows of process j are wanted by process i.
+    """
     if int(counts_PP.sum()) > _WORTH_SORTING_OUT * sum(rows - len(share) for share in shares):
         return None
     given_P, wanted_P = counts_PP.sum(0), counts_PP.sum(1)  # what is wanted is known to the plan as well
@@ -164,34 +181,41 @@ def halo_memory(counts_PP: Tensor, shares: Sequence[range], rows: int) -> HaloMe
 
 
 def part_of(rows: range, part: range) -> range:
-    """Of ``rows`` the ``part.start``-th of ``part.stop`` parts."""
+    """Return part number ``part.start`` of ``part.stop`` equal parts of ``rows``."""
     start, stop = (len(rows) * at // part.stop for at in (part.start, part.start + 1))
     return rows[start:stop]
 
 
 def _within(rows: Tensor, bounds: range) -> Tensor:
-    """Those of ascending ``rows`` that are within ``bounds``."""
+    """Return those of the ascending ``rows`` that are within ``bounds``."""
     return rows[bisect_left(rows.numpy(), bounds.start) : bisect_left(rows.numpy(), bounds.stop)]
 
 
 @dataclass(frozen=True, slots=True)
 class Halo:
-    """Rows that are sent for the pulls of one direction, ascending, by process: ``wanted`` of its rows by this one, and
-    ``given`` of this one's to it. ``most``: between any two processes."""
+    """The rows that are sent for the pulls of one direction, ascending, by process.
+
+    ``wanted``: that process's rows that this one needs; ``given``: this one's rows that it needs; ``most``: rows
+    between any two processes.
+    """
 
     wanted: list[Tensor]
     given: list[Tensor]
     most: int
 
     def of_parts(self, parts: Sequence[range], rank: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Those given, of the part of process ``rank``, which this one is, and those wanted, of those of the others."""
+        """Return the given rows in this process's (``rank``) part, and the wanted rows in the other processes'
+        parts."""
         given = [_within(rows, parts[rank]) for rows in self.given]
         return given, [_within(rows, part) for rows, part in zip(self.wanted, parts, strict=True)]
 
 
 class Shift(NamedTuple):
-    """What some rows are sent in: those ``sent`` go to the process ``by`` numbers behind this one, and those of the one
-    as many before it come to ``received``; of no process they are more than ``most`` rows of ``row_bytes``."""
+    """One step of an exchange in which every process sends to the process ``by`` numbers after it.
+
+    ``sent`` goes there, and ``received`` is filled by the process as many numbers before. No process sends more than
+    ``most`` rows of ``row_bytes``.
+    """
 
     by: int
     received: Tensor
@@ -201,8 +225,10 @@ class Shift(NamedTuple):
 
 
 class Exchange:
-    """What the processes of one training tell each other while a program runs; ``shares``: by type of nodes the rows
-    of each; ``staging``: where a device computes."""
+    """The communication of one training's processes while programs run.
+
+    ``shares``: by node type, the rows of each process; ``staging``: used where a device computes.
+    """
 
     def __init__(self, ranks: Ranks, shares: Mapping[str, Sequence[range]]) -> None:
         self.ranks, self._shares = ranks, shares
@@ -211,23 +237,25 @@ class Exchange:
         self._side: SideStream | None = None
         self._pairs = torch.empty(0, dtype=torch.uint8)
         self.share = Share(ranks.rank, shares)
-        """What this process computes."""
+        """The share of this process."""
         self._beside = self._between = replace(ranks, group=ranks.beside)
         self._sender: Threads | None = None
         self._halos: dict[EdgesKey, Halo] = {}
         self._moments: dict[str, list[Event]] = {}
-        """By program: on a device, when it began, began to wait for others, had what it waited for, …, and ended."""
+        """By program: on a device, the moments when it began, began to wait for others, went on, …, and ended."""
         self._running: list[Event] = []
         self.received_bytes = 0
         self.waited_s = 0.0
-        """For rows of others, and for their sums."""
+        """Seconds spent waiting for rows and sums of other processes."""
 
     def find_halo(
         self, direction: EdgesKey, sources: Iterable[npt.NDArray[np.signedinteger]], space: str
     ) -> HaloMemory:
-        """Settle what is sent for pulls of ``direction``, ``sources`` being those of all edges into this process's
-        rows, a few at a time, nodes of type ``space``: the halo where that is much less than all rows. Returns what
-        that takes. Holds a byte a row meanwhile."""
+        """Decide which rows are sent for pulls of ``direction``: the halo if it is much smaller than all rows.
+
+        ``sources`` are those of all edges into this process's rows, a few at a time, nodes of type ``space``. Returns
+        the memory this takes. Holds a byte per row meanwhile.
+        """
         ranks, shares = self.ranks, self._shares[space]
         rows = shares[-1].stop
         wanted = ranks.all_of(lambda: wanted_rows(sources, shares, shares[ranks.rank], rows))
@@ -242,13 +270,12 @@ class Exchange:
         return memory
 
     def halo_rows(self, direction: EdgesKey) -> Any:
-        """The rows of other processes that pulls of ``direction`` are sent, ascending; None: all."""
+        """Return the rows of other processes that are sent for pulls of ``direction``, ascending; None: all."""
         halo = self._halos.get(direction)
         return None if halo is None else torch.cat(halo.wanted).numpy()
 
     def compute_on(self, device: Device, *staging: Tensor) -> None:
-        """Matrices are the ``device``'s from here on, and go directly, or by way of ``staging``, host memory that it
-        knows."""
+        """From now on matrices are on the ``device``; rows go directly, or through ``staging``, pinned host memory."""
         self._device, self._side = device, device.side(self.staging.device_bytes)
         if self.staging.is_direct:
             self._between = self.ranks.directly
@@ -256,7 +283,7 @@ class Exchange:
 
     @contextmanager
     def during(self, program: str) -> Iterator[None]:
-        """Within, a program runs."""
+        """Within this context, a program runs, whose times are recorded."""
         self._running = self._moments[program] = []
         self._note()
         yield
@@ -265,7 +292,7 @@ class Exchange:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Within, this process waits for others."""
+        """Within this context, this process waits for others; the time is added up."""
         started = perf_counter()
         self._note()
         yield
@@ -277,20 +304,22 @@ class Exchange:
             self._running.append(self._device.record(timed=True))
 
     def device_s(self, program: str) -> float:
-        """How long the last run of a program took on a device, but for waiting for others."""
+        """Return how long the last run of a program took on a device, without waiting for other processes."""
         moments = self._moments[program]
         moments[-1].wait()
         return sum(after.seconds_since(before) for before, after in zip(moments[::2], moments[1::2], strict=True))
 
     @property
     def parts(self) -> list[float]:
-        """Of all rows, those of each process."""
+        """Each process's share of all rows, as a fraction."""
         by_rank = [sum(map(len, shares)) for shares in zip(*self._shares.values(), strict=True)]
         return [rows / sum(by_rank) for rows in by_rank]
 
     def have_all(self, values: Tensor, space: str, offsets: npt.NDArray[np.signedinteger] | None = None) -> None:
-        """Of values of no program that go with rows, of which every process has those of its own, have those of all;
-        of several of a row those of each begin at ``offsets`` [N + 1]."""
+        """Fill in the values of other processes' rows, in an array outside of programs.
+
+        Where a row has several values, those of each begin at ``offsets`` [N + 1].
+        """
         bounds = [(share.start, share.stop) for share in self._shares[space]]
         if offsets is not None:
             bounds = [(int(offsets[start]), int(offsets[stop])) for start, stop in bounds]
@@ -300,17 +329,20 @@ class Exchange:
     def begin(
         self, matrix_NC: Tensor, space: str, direction: EdgesKey | None = None, part: range = range(1)
     ) -> "Future[Event | None]":
-        """Of a matrix of nodes of type ``space``, of which every process has its own rows, begin to be sent those of
-        others that pulls of ``direction`` gather (None: all); to be waited for. ``part``: of so many (its stop) equal
-        parts of the rows of every process the one (its start) that is there by now. All have to begin the same in the
-        same order."""
+        """Begin to receive the rows of other processes that pulls of ``direction`` gather (None: all rows); see
+        ``wait``.
+
+        The matrix has rows of nodes of type ``space``, of which every process has its own. ``part``: the number (its
+        start) of the part to send now, of so many (its stop) equal parts of every process's rows. All processes must
+        begin the same exchanges in the same order.
+        """
         halo = None if direction is None else self._halos.get(direction)
         is_on_device = self._device is not None and matrix_NC.device.type != "cpu"
         written = self._device.record() if self._device is not None and is_on_device else None
         return self._on_thread(self._send, written, matrix_NC, space, halo, part)
 
     def begin_shifts(self, shifts: Sequence[Shift]) -> "Future[Event | None]":
-        """Begin to send some rows, one after the other; to be waited for. As for ``begin``."""
+        """Begin several shifts, one after another, as ``begin`` does; see ``wait``."""
         return self._on_thread(self._shift, None if self._device is None else self._device.record(), shifts)
 
     @torch.no_grad()
@@ -334,7 +366,7 @@ class Exchange:
         return self._sender.submit(send, *what)
 
     def wait(self, *begun: "Future[Event | None]") -> None:
-        """Return when what has been begun is there; for what a device computes from here on, it is."""
+        """Wait until exchanges that were begun are complete; on a device, for what it computes from here on."""
         with self._waiting():
             for one in begun:
                 assert self._sender is not None
@@ -358,8 +390,8 @@ class Exchange:
         return None
 
     def _some_rows(self, matrix_NC: Tensor, halo: Halo, parts: Sequence[range]) -> None:
-        """By lists, of every process those in its one of ``parts``, so many at a time that they take
-        ``_AT_ONCE_BYTES``."""
+        """Exchange the halo's rows, of every process those in its entry of ``parts``, about ``_AT_ONCE_BYTES`` at a
+        time."""
         at_once = _at_once(matrix_NC[:1].nbytes, self.ranks.count)
         of_part_given, of_part_wanted = halo.of_parts(parts, self.ranks.rank)
         for first in range(0, min(halo.most, max(map(len, parts))), at_once):
@@ -373,7 +405,8 @@ class Exchange:
             self.received_bytes += received.nbytes
 
     def _staged_rows(self, matrix_NC: Tensor, halo: Halo | None, parts: Sequence[range], written: Event) -> Event:
-        """The same, or all rows of the ``parts``, of a device's matrix → when they are there."""
+        """Exchange the halo's rows or all rows of the ``parts``, of a device's matrix; return the event of their
+        arrival."""
         rank, row_bytes = self.ranks.rank, matrix_NC.shape[1] * matrix_NC.itemsize
         most = max(map(len, parts))
         if halo is not None:
@@ -387,9 +420,11 @@ class Exchange:
     def _staged(
         self, given: Sequence[Rows], wanted: Sequence[Rows], most: int, row_bytes: int, written: Event
     ) -> Event:
-        """Send each process those of a device's rows that are ``given`` to it, and have those ``wanted`` of it, so many
-        at a time, of no process more than ``most`` of ``row_bytes`` → when they are there. While some are on the way
-        the next are packed, and those before unpacked."""
+        """Send each process the device's rows that are ``given`` to it, and receive those ``wanted`` from it.
+
+        They go some at a time, at most ``most`` rows of ``row_bytes`` per process. While some are on their way, the
+        next ones are packed and the ones before unpacked. Returns the event of their arrival.
+        """
         side, at_once, there = self._side, _at_once(row_bytes, self.ranks.count), written
         under_way: list[tuple[Any, Sequence[Rows], Tensor]] = []
         assert side is not None
@@ -413,12 +448,12 @@ class Exchange:
             return put_first() if under_way else there
 
     def abandon(self) -> None:
-        """This process does not go on. Returns when nothing is sent any more."""
+        """Tell the others that this process gives up; return when nothing is being sent."""
         self.ranks.failed()
         self.close()
 
     def close(self) -> None:
-        """End the thread; the next that begins has another one."""
+        """End the thread; a new one is started when needed."""
         if self._sender is not None:
             self._sender.shutdown(cancel_futures=True)
             self._sender = None
@@ -426,8 +461,10 @@ class Exchange:
     def gathered_rows(
         self, own: Iterator[Tensor], grid: Grid, dtype: torch.dtype, space: str, to: int
     ) -> Iterator[Tensor]:
-        """Rows of a matrix, block by block as each process has its own, for one of them. All have to go through it, of
-        whom the others get nothing."""
+        """Yield the rows of a matrix, block by block, on process ``to``; on the others nothing.
+
+        ``own`` are the blocks that each process has. All processes must iterate to the end.
+        """
         ranks = self.ranks
         for rank, share in enumerate(self._shares[space]):
             for rows in (grid.part(number, share) for number in grid.blocks_with(share)):
@@ -438,11 +475,11 @@ class Exchange:
                     yield block
 
     def of_all(self, own: float) -> list[float]:
-        """What every process has."""
+        """Return every process's number."""
         return [float(one) for one in self.ranks.gathered(torch.tensor([own], dtype=torch.float64))]
 
     def panels(self, found: Sequence[Any], reverse: bool) -> Iterator[Any]:
-        """What every process has ``found`` of its panels, in the order of the rows, one at a time."""
+        """Yield what every process has ``found`` for its panels, in the order of the rows."""
         ranks = self.ranks
         place = torch.device("cpu") if self._device is None else self._device.place
         with self._waiting():
@@ -452,8 +489,10 @@ class Exchange:
                 yield ranks.sent(found[number] if rank == ranks.rank else None, rank, place)
 
     def in_turn(self, sums_NC: Tensor) -> Callable[[], None]:
-        """Wait until all processes before this one have added to a matrix, and have what they came to. Returns what
-        hands it on, then waits for what it comes to in the end."""
+        """Wait until all processes before this one have added to a matrix, and receive their sums.
+
+        Returns a function that passes the sums on, and then waits for the final ones.
+        """
         ranks, last = self.ranks, self.ranks.count - 1
         at_once = len(sums_NC) if self._device is None else _at_once(sums_NC[:1].nbytes, ranks.count)
         pieces = torch.split(sums_NC.view(torch.uint8), at_once)

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running one of a plan's programs: its passes one after the other, as a ``Runtime`` has what they need; and the kinds
-of passes: rows of all columns, a pull of one slab of columns after the other, and a shuffle."""
+"""The run of one of a plan's programs: its passes one after another, and the kinds of passes.
+
+A row pass computes rows with all their columns, a column pass pulls one slab of columns after another, and a shuffle
+distributes rows to buckets.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -51,8 +54,10 @@ def run_program(
     progress: Callable[[int], None],
     recorder: EpochRecorder | None = None,
 ) -> tuple[PassRecord, ...]:
-    """Run ``program`` with the functions of ``steps``; ``sums`` gets every tile, in order, ``progress`` how many
-    passes are done, and ``recorder`` watches. What each pass has taken."""
+    """Run ``program`` with the functions of ``steps`` and return what each pass took.
+
+    ``sums`` gets every tile's results, in order; ``progress`` is told how many passes are done; ``recorder`` watches.
+    """
     run = ProgramRun(runtime, program, steps, sums, recorder)
     passes: list[PassRecord] = []
     slabs: SlabBuffers | None = None
@@ -108,8 +113,11 @@ def run_program(
 
 
 class RowPassRun(PassRun):
-    """One execution of a row pass: steps in order, tiles within steps, both downwards where the stage says so.
-    ``buffers``: of the column pass before, whose last slab this one may pull."""
+    """One execution of a row pass: steps in order, and tiles within steps; both in reverse order where the stage says
+    so.
+
+    ``buffers``: those of the column pass before, whose last slab this pass may pull.
+    """
 
     def __init__(self, run: ProgramRun, item: RowPass, buffers: SlabBuffers | None) -> None:
         super().__init__(run, item)
@@ -140,7 +148,7 @@ class RowPassRun(PassRun):
         self.pull = PullRun(run, pull, kernel, source, groups, planned.grid.columns if planned.spare_columns else 0)
 
     def _operand(self, name: str, make: Callable[[str], Operand]) -> Operand:
-        """Matrix ``name`` as this pass loads or stores it, in every run of the program."""
+        """Return matrix ``name`` as this pass loads or stores it, the same in every run of the program."""
         operands = self.runtime.operands
         key = self.program.name, self.item.index, make.__name__, name
         found: Operand | None = operands.get(key)
@@ -179,7 +187,7 @@ class RowPassRun(PassRun):
         )
 
     def open(self, number: int, step: Step) -> Iterator[Tile]:
-        """The tiles of a step in the order of the pass, their inputs still to be filled in."""
+        """Yield the tiles of a step in the order of the pass, without their inputs."""
         if self.pull is not None:
             self.pull.open(number, step)
         if self.features is not None:
@@ -192,7 +200,7 @@ class RowPassRun(PassRun):
             yield Tile(start, min(step.stop, start + height), {})
 
     def compute(self, task: Tile) -> Tile:
-        """One tile: pull, compute, put the rows where they belong."""
+        """Compute one tile: pull, compute, and store its rows."""
         start, stop = task.start, task.stop  # the tile must not hold itself
         inputs: dict[str, Any] = Inputs(lambda name: self.inputs[name].tile(start, stop))
         task.inputs = inputs
@@ -210,12 +218,12 @@ class RowPassRun(PassRun):
         return task
 
     def _place(self, name: str, start: int, stop: int) -> Tensor | None:
-        """Where a tile's rows of matrix ``name`` may be computed."""
+        """Return the memory in which a tile's rows of matrix ``name`` may be computed, or None."""
         output = self.outputs.get(name)
         return None if output is None else output.place(start, stop, self.runtime.dtype)
 
     def _sent_outputs(self) -> list[Callable[[range], Future[Event | None]]]:
-        """What begins to send a part of what later passes pull, and is in memory whole, or sharded."""
+        """Return functions that begin to send a part of what later passes pull, for matrices in memory or sharded."""
         found: list[Callable[[range], Future[Event | None]]] = []
         exchange, passes = self.runtime.exchange, self.program.passes
         if exchange is None:
@@ -231,20 +239,20 @@ class RowPassRun(PassRun):
         return found
 
     def reduce(self, result: Tile) -> None:
-        """A tile; parts of the process's rows are sent as these are there."""
+        """Reduce a tile, and send the parts of this process's rows that are complete."""
         start, stop = result.start, result.stop
         super().reduce(result)
         self._send_parts(range(start, stop))
 
     def finish(self) -> None:
-        """What later passes pull, and is in memory whole, is there with the rows of other processes."""
+        """Finish the pass: wait for other processes' rows of the matrices that later passes pull."""
         self._send_parts(None)
         super().finish()
         if self.runtime.exchange is not None:
             self.runtime.exchange.wait(*self.sending)
 
     def _send_parts(self, last: range | None) -> None:
-        """Those that are there after the ``last`` tile; None: all."""
+        """Send the parts that are complete after the ``last`` tile; None: all."""
         exchange, reverse = self.runtime.exchange, self.item.stage.reverse
         while exchange is not None and self.sent and (done := len(self.sending) // len(self.sent)) < self.parts:
             part = range(self.parts - 1 - done if reverse else done, self.parts)
@@ -254,7 +262,7 @@ class RowPassRun(PassRun):
             self.sending += [begin(part) for begin in self.sent]
 
     def _pulled(self, tile: Tile) -> Tensor:
-        """All columns that the stage pulls: those that the pass before has, and what there is to pull now."""
+        """Return all columns that the stage pulls: those that the pass before has pulled, and those pulled now."""
         found = [] if self.pulled_before is None else [tile.inputs[self.pulled_before]]
         if self.pull is not None and self.item.pull is not None:
             found.append(self.runtime.rounded(self.pull.rows(tile), self.item.pull.source))
@@ -263,7 +271,8 @@ class RowPassRun(PassRun):
 
 
 class ColumnPassRun(PassRun):
-    """One execution of a column pass: slab after slab, the topology streamed once for each. ``buffers`` hold them."""
+    """One execution of a column pass: slab after slab, the topology streamed once for each; ``buffers`` hold the
+    slabs."""
 
     pull: SlabPull
 
@@ -280,19 +289,19 @@ class ColumnPassRun(PassRun):
         self.pull = SlabPull(self.program, self.item, self.buffers, step.slab, self.program.kernels[self.item.pull])
 
     def open(self, number: int, step: Step) -> Iterator[Tile]:
-        """The rows of a step, cut for the threads."""
+        """Yield the rows of a step, divided among the threads."""
         self.pull.open(number, step)
         for block in self.target.grid.blocks_with(range(step.start, step.stop)):
             self.out[block] = self.target.rows(self.workspace, step.slab, block)
         yield from self.pull.tiles(step, self.item.rows_at_once)
 
     def reduce(self, result: Tile | None) -> None:
-        """Meanwhile rows of the next slab may have come to where they are sent from."""
+        """Reduce a tile; meanwhile send rows of the next slab that have arrived in memory."""
         super().reduce(result)
         self.buffers.send_ahead(self.slab + 1)
 
     def compute(self, task: Tile) -> Tile | None:
-        """Pull some rows of the slab; a tile where there is something to add to a matrix."""
+        """Pull some rows of the slab; return the tile where it has something to add to a matrix."""
         rows, grid = range(task.start, task.stop), self.target.grid
         block, *others = grid.blocks_with(rows)
         part = grid.part(block, rows)
@@ -304,14 +313,16 @@ class ColumnPassRun(PassRun):
 
 
 class ShardedPassRun(PassRun):
-    """One execution of a column pass whose slabs are sharded: in each turn this process pulls one slab, for the rows
-    of one process after the other, who are sent them part by part while the next ones are pulled, and parts of the next
-    turn's slabs between these. With its own rows, the last, what the others have pulled of their slabs is put where it
-    belongs."""
+    """One execution of a column pass whose slabs are sharded among processes.
+
+    In each turn this process pulls one slab, for the rows of one process after another. Pulled rows are sent part by
+    part while the next ones are pulled, alternating with parts of the next turn's slabs. This process's own rows come
+    last; with them, what the others have pulled of their slabs is stored.
+    """
 
     pull: PullRun
     arrived: dict[str, Tensor]
-    """All rows of the slab that is pulled, and what they bring to its pull, by matrix."""
+    """All rows of the slab that is pulled, and of the other matrices that the pull reads, by matrix."""
 
     def __init__(self, run: ProgramRun, item: ColumnPass, buffers: ShardedSlabs) -> None:
         super().__init__(run, item)
@@ -326,7 +337,7 @@ class ShardedPassRun(PassRun):
         self.out: defaultdict[int, dict[int, Tensor]] = defaultdict(dict)
 
     def _at(self, step: Step) -> int:
-        """Whose rows it pulls, as they are in turn."""
+        """Return the place, in the order of this turn, of the process for whose rows this step pulls."""
         return next((at for at, rows in enumerate(self.in_turn) if step.start in rows), self.others)
 
     def begins_sweep(self, number: int) -> bool:
@@ -345,7 +356,7 @@ class ShardedPassRun(PassRun):
         self.pull = PullRun(run, pull, run.kernels[pull], self.arrived[pull.source], groups)
 
     def open(self, number: int, step: Step) -> Iterator[Tile]:
-        """The rows of a step, cut for the threads."""
+        """Yield the rows of a step, divided among the threads."""
         if self.turn_begins:
             self.buffers.fill(number)
             self.turn_begins = False
@@ -363,8 +374,11 @@ class ShardedPassRun(PassRun):
             yield Tile(start, stop, {name: self.arrived[name][start:stop] for name in self.item.pull.own})
 
     def _await(self, rows: int) -> None:
-        """Have the memory for so many rows that are pulled for another process, which those before them have left; or
-        what others have pulled for so many of this process's."""
+        """Wait for the memory for that many rows pulled for another process, from which earlier rows must have been
+        sent.
+
+        For this process's own rows, wait for what others have pulled for them.
+        """
         before = self.in_turn[self.others if self.at == self.others else self.at - 1]
         parts, first = self.buffers.parts, (self.at - 1) * self.buffers.parts
         needed = sum(part_of(range(len(before)), range(part, parts)).start < rows for part in range(parts))
@@ -372,7 +386,8 @@ class ShardedPassRun(PassRun):
             self.exchange.wait(self.sending[first + needed - 1])
 
     def _send(self, stop: int) -> None:
-        """Begin to send what has been pulled for those before, and of this sweep's rows up to ``stop``, parts whole."""
+        """Begin to send what was pulled for earlier processes, and complete parts of this sweep's rows up to
+        ``stop``."""
         parts = self.buffers.parts
         while (begun := len(self.sending)) < self.others * parts:
             at, part = begun // parts, range(begun % parts, parts)
@@ -383,7 +398,7 @@ class ShardedPassRun(PassRun):
                 self.buffers.send_next(self.slab, range(begun // self.others, parts))
 
     def reduce(self, result: Tile) -> None:
-        """Rows up to those of a tile have been pulled."""
+        """Send the rows up to this tile's end."""
         self._send(result.stop)
 
     def compute(self, task: Tile) -> Tile:
@@ -407,8 +422,10 @@ class ShardedPassRun(PassRun):
 
 
 class ShufflePassRun(PassRun):
-    """One execution of a shuffle: every row of a matrix goes to all buckets of targets that gather it. From the first
-    row to the last, so that every bucket gets its rows ascending."""
+    """One execution of a shuffle: every row of a matrix goes to all buckets of targets that gather it.
+
+    It runs from the first row to the last, so that every bucket gets its rows in ascending order.
+    """
 
     def __init__(self, run: ProgramRun, item: ShufflePass) -> None:
         assert item.pull is not None
@@ -422,7 +439,7 @@ class ShufflePassRun(PassRun):
         self.writer = RowsWriter(self.file, self.memory)
 
     def open(self, number: int, step: Step) -> Iterator[tuple[int, int]]:
-        """The tiles of a step."""
+        """Yield the tiles of a step."""
         self.source.open(step.start, step.stop)
         self.edges.open(step)
         height = self.runtime.plan.tile_rows
@@ -430,7 +447,7 @@ class ShufflePassRun(PassRun):
             yield start, min(step.stop, start + height)
 
     def compute(self, task: tuple[int, int]) -> tuple[int, Tensor, list[tuple[int, Tensor]]]:
-        """The source's rows of a tile from its first on, and which of them each bucket gets."""
+        """Return the first row of a tile, its rows of the source, and which of them each bucket gets."""
         edges = self.edges.take(*task)
         return task[0], self.source.tile(*task), rows_by_bucket(self.file.plan, edges)
 
@@ -442,7 +459,7 @@ class ShufflePassRun(PassRun):
 
 
 def put_rows(rows_RC: Tensor, start: int, grid: Grid, blocks: Mapping[int, Tensor]) -> None:
-    """Copy rows from ``start`` on to the ``blocks`` that they lie in."""
+    """Copy rows from ``start`` on to the ``blocks`` that contain them."""
     rows = range(start, start + len(rows_RC))
     for block in grid.blocks_with(rows):
         part, first = grid.part(block, rows), block * grid.block_rows - start
@@ -450,8 +467,10 @@ def put_rows(rows_RC: Tensor, start: int, grid: Grid, blocks: Mapping[int, Tenso
 
 
 def rows_by_bucket(plan: BucketedRows, edges: TileEdges) -> list[tuple[int, Tensor]]:
-    """Which rows of a tile each bucket gets, ``edges`` being those out of them: the rows that some target of the bucket
-    gathers, and those that are targets in it themselves, if targets are of the same type."""
+    """Return which rows of a tile each bucket gets; ``edges`` are those out of them.
+
+    A bucket gets the rows that one of its targets gathers, and its targets' own rows if they are of the same type.
+    """
     targets_E = edges.indices_E.long()
     if len(targets_E):
         highest_row(edges, targets_E)

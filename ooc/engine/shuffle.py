@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows on their way through a file to where they are needed: ``ooc.plan.layout.shuffle`` says how, and why.
+"""An external shuffle of rows, through a file, to where they are needed; see ``ooc.plan.layout.shuffle`` for the
+reason.
 
-One thread writes, reads and adds up; what has come is taken on any. Everything lies in memory that the plan has set
-aside, and whole pages are written and read.
+One thread writes, reads and adds up; its results may be taken on any thread. Everything is in memory that the plan has
+reserved, and whole pages are written and read.
 
 Shapes: R rows of a tile, n rows of it that a bucket gets, S rows that a tile adds to, C columns.
 """
@@ -26,13 +27,13 @@ from ooc.prefetch.engine import Engine, OpenFile, Span, Ticket
 from ooc.storage.checksums import quick_sum
 
 _NUMBERS = {4: torch.int32, 8: torch.int64}
-"""The type of an entry's number, by its bytes."""
+"""The dtype of an entry's number, by its bytes."""
 
 P = TypeVar("P", bound=Shuffle)
 
 
 class ShuffleFile(Generic[P]):
-    """The file of one shuffle. ``dtype``: of its values. ``written``: by bucket, bytes of entries."""
+    """The file of one shuffle. ``dtype``: of its values; ``written``: bytes of entries by bucket."""
 
     def __init__(self, name: str, plan: P, dtype: torch.dtype, file: OpenFile, engine: Engine) -> None:
         assert dtype.itemsize == plan.itemsize, "rows are shuffled as they are computed"
@@ -64,11 +65,11 @@ class ShuffleFile(Generic[P]):
         return Span(self._file, self._offsets[bucket] + at, nbytes, self._name)
 
     def _chunk(self, bucket: int, at: int) -> int:
-        """The number of the chunk that lies at byte ``at`` of a bucket's part, among those of all."""
+        """Return the number, among all chunks, of the chunk at byte ``at`` of a bucket's part."""
         return (self._offsets[bucket] + at) // self.plan.chunk_bytes + bucket
 
     def wait(self, ticket: Ticket) -> None:
-        """Return when it has ended; SpillError where it failed, or other bytes have come than were written."""
+        """Wait for a request; raise SpillError where it failed, or the bytes read differ from those written."""
         ticket.wait()
         came = self._under_way.pop(ticket)
         if came is None:
@@ -80,27 +81,29 @@ class ShuffleFile(Generic[P]):
                 raise SpillError(f"{self._name}: the SSD returns other bytes of bucket {bucket} than were written")
 
     def entries(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """The numbers [n] and values [n, C] of the entries that ``memory``, bytes, holds or has room for."""
+        """Return the numbers [n] and values [n, C] of the entries in ``memory``, bytes, as views."""
         count, columns = len(memory) // self.plan.entry_bytes, self.plan.columns + 1
         numbers = as_matrix(memory, _NUMBERS[self.plan.itemsize], count, columns)[:, 0]
         return numbers, as_matrix(memory, self.dtype, count, columns)[:, 1:]
 
     def settle(self) -> None:
-        """Let everything under way end, whatever its result."""
+        """Wait for all pending requests, whatever their result."""
         for ticket in self._under_way:
             ticket.settle()
         self._under_way.clear()
 
     def close(self) -> None:
-        """Give the disk back. May be called twice."""
+        """Release the disk space. May be called twice."""
         self.settle()
         self._file.close()
 
 
 class _Writer(Generic[P]):
-    """Chunks of memory that entries are put into, bucket by bucket; what the file held is forgotten. ``memory``:
-    ``writing_nbytes`` bytes, until the writer has finished. Pieces are small and many: NumPy cuts them faster than
-    torch."""
+    """A writer of entries, which fills a chunk of memory for each bucket; the file's earlier content is discarded.
+
+    ``memory``: ``writing_nbytes`` bytes, in use until ``finish``. Pieces are small and many; NumPy slices them faster
+    than torch.
+    """
 
     def __init__(self, file: ShuffleFile[P], memory: Tensor) -> None:
         plan = self._plan = file.plan
@@ -116,18 +119,18 @@ class _Writer(Generic[P]):
         self._bytes = [chunk[: plan.filled_bytes].numpy() for chunk in self._memory]
 
     def _room(self, bucket: int) -> npt.NDArray[np.uint8]:
-        """What is left of a bucket's chunk, never nothing."""
+        """Return the free part of a bucket's chunk, which is never empty."""
         return self._bytes[self._chunk[bucket]][self._filled[bucket] :]
 
     def _put(self, bucket: int, nbytes: int) -> None:
-        """So many bytes have been put there."""
+        """Count bytes that were put into a bucket's chunk, and write it when it is full."""
         self._filled[bucket] += nbytes
         self._file.written[bucket] += nbytes
         if self._filled[bucket] == self._plan.filled_bytes:
             self._write(bucket)
 
     def _write(self, bucket: int) -> None:
-        """Send a bucket's chunk off and give it another."""
+        """Start writing a bucket's chunk, and give the bucket another one."""
         number, nbytes = self._chunk[bucket], align_up(self._filled[bucket])
         ticket = self._file.write(bucket, self._at[bucket], self._memory[number][:nbytes])
         self._at[bucket] += nbytes
@@ -140,7 +143,7 @@ class _Writer(Generic[P]):
         self._filled[bucket] = 0
 
     def finish(self) -> None:
-        """Everything has been added: return when the file holds it."""
+        """Write everything; return when the file holds it."""
         for bucket, filled in enumerate(self._filled):
             if filled:
                 self._write(bucket)
@@ -152,11 +155,10 @@ class _Writer(Generic[P]):
 
 
 class SumsWriter(_Writer[PartialSums]):
-    """Takes what tiles add to rows, in the order of the tiles."""
+    """A writer of what tiles add to rows, in the order of the tiles."""
 
     def add(self, rows_S: Tensor, values_SC: Tensor) -> None:
-        """Ascending rows, none of them twice, and what is to be added to each. Those beyond the matrix's end are of no
-        use to anybody."""
+        """Write ascending distinct rows and what is to be added to each; rows beyond the matrix's end are ignored."""
         plan, number = self._plan, np.dtype(f"i{self._plan.itemsize}")
         rows, values = rows_S.numpy(), values_SC.contiguous().view(_NUMBERS[plan.itemsize]).numpy()
         rows = rows[: np.searchsorted(rows, plan.rows)]
@@ -175,8 +177,11 @@ class SumsWriter(_Writer[PartialSums]):
 
 
 class SummedRows:
-    """The rows of the sums, for one sweep over them, taken like an ``Input``'s: bucket after bucket is added up, the
-    next one being read. ``memory``: ``reading_nbytes`` bytes."""
+    """The summed rows, for one sweep over them, taken like those of an ``Input``.
+
+    The entries of one bucket after another are added up, while the next bucket is read. ``memory``: ``reading_nbytes``
+    bytes.
+    """
 
     def __init__(self, file: ShuffleFile[PartialSums], memory: Tensor, *, reverse: bool) -> None:
         plan = self._plan = file.plan
@@ -191,7 +196,7 @@ class SummedRows:
         self._bucket = -1
 
     def _in_order(self, reverse: bool) -> Iterator[tuple[int, int, int]]:
-        """(bucket, where in its part, bytes of entries) of each chunk."""
+        """Yield (bucket, offset in its part, bytes of entries) of each chunk."""
         plan = self._plan
         for bucket in reversed(range(plan.buckets)) if reverse else range(plan.buckets):
             starts = range(0, self._file.written[bucket], plan.filled_bytes)
@@ -200,7 +205,7 @@ class SummedRows:
                 yield bucket, number * plan.chunk_bytes, nbytes
 
     def open(self, start: int, stop: int) -> None:
-        """Rows ``start:stop``, all of one bucket, are about to be taken, those of the bucket before the last never
+        """Prepare to take rows ``start:stop``, all of one bucket; those of the bucket before the last are not taken
         again."""
         bucket = start // self._plan.bucket_rows
         if bucket != self._bucket and start < self._plan.rows:
@@ -208,7 +213,7 @@ class SummedRows:
             self._add_up(bucket)
 
     def tile(self, start: int, stop: int) -> Tensor:
-        """Rows ``start:stop``, or as many of them as the matrix has."""
+        """Return rows ``start:stop``, or as many as the matrix has."""
         if start >= self._plan.rows:
             return torch.empty(0, self._plan.columns, dtype=self._file.dtype)
         bucket, first = divmod(start, self._plan.bucket_rows)
@@ -230,7 +235,7 @@ class SummedRows:
             self._send()
 
     def _send(self) -> None:
-        """Have as many chunks on their way as there is memory for."""
+        """Start as many reads of chunks as there is memory for."""
         while len(self._arriving) < CHUNKS_ARRIVING:
             number = self._added + len(self._arriving)
             if number == len(self._chunks):
@@ -244,11 +249,14 @@ class SummedRows:
 
 
 class RowsWriter(_Writer[BucketedRows]):
-    """Takes rows, tile after tile, and appends them to the parts of those who gather them. StoreError where a bucket
-    gets more of them than have been counted, or fewer where the count is exact."""
+    """A writer of rows, tile after tile, to the parts of the buckets that gather them.
+
+    Raises StoreError where a bucket gets more rows than counted, or fewer where the count is exact.
+    """
 
     def add(self, start: int, values_RC: Tensor, found: list[tuple[int, Tensor]]) -> None:
-        """Rows ``start``… of the source; those that a bucket gets, counted from there, ascending."""
+        """Write rows of the source from ``start`` on; ``found``: the numbers, counted from there, that each bucket
+        gets."""
         first = many = 0
         for number, (_, rows_n) in enumerate(found):
             if many + len(rows_n) > len(values_RC):
@@ -259,7 +267,7 @@ class RowsWriter(_Writer[BucketedRows]):
             self._add(start, values_RC, found[first:])
 
     def _add(self, start: int, values_RC: Tensor, found: list[tuple[int, Tensor]]) -> None:
-        """The same, no more rows than the source's at once: so much is copied."""
+        """Write some buckets' rows, together at most as many as ``values_RC`` has, since they are copied."""
         rows_n = torch.cat([rows for _, rows in found])
         memory = torch.empty(len(rows_n) * self._plan.entry_bytes, dtype=torch.uint8)
         numbers, values = self._file.entries(memory)
@@ -289,8 +297,10 @@ class RowsWriter(_Writer[BucketedRows]):
 
 
 class RowsReader:
-    """The source as steps gather from it, for one sweep over ``targets`` rows: bucket after bucket, the next one being
-    read. ``memory``: ``reading_nbytes`` bytes."""
+    """A reader of the rows that steps gather, for one sweep over ``targets`` rows.
+
+    One bucket's rows are in memory while the next bucket's are read. ``memory``: ``reading_nbytes`` bytes.
+    """
 
     def __init__(self, file: ShuffleFile[BucketedRows], memory: Tensor, *, targets: int, reverse: bool) -> None:
         plan = self._plan = file.plan
@@ -304,8 +314,10 @@ class RowsReader:
         self._rows: OpenBlocks[BucketRows] = OpenBlocks()
 
     def open(self, start: int, stop: int) -> None:
-        """Rows ``start:stop``, all of one bucket, are about to be computed, those of the bucket before the last never
-        again; those of the step before the last have been."""
+        """Prepare to compute rows ``start:stop``, all of one bucket.
+
+        Rows of the bucket before the last are not computed again, and those of the step before the last are complete.
+        """
         bucket = start // self._plan.bucket_rows
         if bucket == self._bucket:  # no step of the bucket before this one is computed any more
             self._send(bucket + self._step)
@@ -316,11 +328,11 @@ class RowsReader:
         self._rows.open(range(bucket, bucket + 1), self._view)
 
     def tile(self, start: int) -> BucketRows:
-        """The source as the tile that begins with row ``start`` gathers from it."""
+        """Return the source for the tile that begins with row ``start``."""
         return self._rows[start // self._plan.bucket_rows]
 
     def _view(self, bucket: int) -> BucketRows:
-        """The rows of a bucket that has been read."""
+        """Return the rows of a bucket that has been read."""
         memory, plan = self._memory[bucket % len(self._memory)], self._plan
         stored, values = self._file.entries(memory[: self._file.written[bucket]])
         numbers = as_matrix(memory[plan.part_nbytes :], torch.int64, len(stored), 1)[:, 0]
