@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stages of a network: when each value is computed, and what is computed for a tile of rows.
+"""The stages of a network: when each value is computed, and the functions that compute it for a tile of rows.
 
-Reading order: schedule (which value in which stage, what is kept), recomputation (what is not kept but computed again),
-program (how stages are described, and what they store for each other), forward and backward (the stages as functions of
-tiles), places (where they compute rows), builder (the programs), panels (the order in which tiles are added up), names
-(what matrices are called), context (what these share), workload (what all that asks of memory, for the planner), with
-edge_counts (how edges are spread over rows).
+Reading order: schedule (which value in which stage, what is kept), recomputation (what is computed again instead of
+kept), program (descriptions of stages, and what they store for each other), forward and backward (the stages as
+functions of tiles), places (where they compute rows), builder (the programs), panels (the order in which tiles are
+added up), names (of matrices), context (what these share), workload (the resulting memory, for the planner), with
+edge_counts (how edges are distributed over rows).
 """
 
 from ooc.stages.builder import StageBuilder

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loss and the backward stages of a program: what is computed for a tile of rows.
+"""The loss and the backward stages of a program, as functions of a tile of rows.
 
-The last stage goes on to the loss and takes the gradient back to what it began with. Backward, stage s pulls the
-gradient of what the next aggregation pulled, has its values again from what is kept, and takes all gradients back to
-what it began with: they are stored to be pulled in turn. Gradients of values that a later stage used are stored by that
-stage and added here (``Program.incoming``).
+The last stage continues to the loss and propagates the gradient back to the values the stage began with. In the
+backward pass, stage s pulls the gradient of what the next aggregation pulled, restores its values from what was kept,
+and propagates all gradients to what it began with; these are stored to be pulled in turn. A later stage that used a
+value stores that value's gradient, which is added here (``Program.incoming``).
 
-An embedding's rows are stepped by their optimizer as their gradient is found, tile by tile, where all rows have one,
-and else in a stage of its own over all rows, since an optimizer may move those whose gradient is zero, too; so also
-where gradients are clipped, whose norm is not known before. Rows are replaced where they lie in memory, by the last
-pass of a program that reads them.
+The optimizer steps an embedding's rows tile by tile as their gradient is computed, if all rows have a gradient.
+Otherwise a separate stage steps all rows, since an optimizer may also move rows with a zero gradient. A separate stage
+is also used where gradients are clipped, since their norm is known only afterwards. Rows are replaced in place, by the
+last pass of a program that reads them.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ _ONLY_PULLED = Recipe((), (), pulled=True)
 
 
 def loss_step(program: Program, *, scored: bool = False) -> Step:
-    """The last stage, the loss, its gradient, and as much backward as needs no other row."""
+    """Return the last stage, the loss, its gradient, and the part of the backward pass that needs no other rows."""
     schedule, last, objective = program.schedule, program.schedule.last, program.context.objective
     recipe = program.recomputation.loss_recipe()
     values_of = materialise(program, recipe, last, schedule.backward_of(last))
@@ -72,7 +72,7 @@ def loss_step(program: Program, *, scored: bool = False) -> Step:
 
 
 def backward_steps(program: Program) -> list[Step]:
-    """The stages before the last one, last first, down to the first that has something to train."""
+    """Return the stages before the last one, last first, down to the first one with something to train."""
     steps: list[Step] = []
     for stage in range(program.schedule.last - 1, -1, -1):
         above = program.schedule.pulled(stage + 1)
@@ -132,12 +132,12 @@ def _backward(program: Program, stage: int) -> Step:
 
 
 def _targets(program: Program, aggregate: EdgeAggregate, stage: int) -> Step:
-    """The gradient of what targets bring to ``aggregate``, with which ``stage`` begins.
+    """Return the step that computes the gradient of the targets' own rows in ``aggregate``, with which ``stage``
+    begins.
 
-    Of several that go on from one another, what those after it have found for the same rows is added.
-
-    Of an opaque layer, the gradients of all rows that it was run on: of those that it gave a result for, stored, and of
-    others, scattered; from the first tile to the last in every plan.
+    Several aggregations may continue one another; then the gradient found by the later ones for the same rows is added.
+    For an opaque layer, the step computes the gradients of all rows that the layer was run on: those of target rows are
+    stored, those of other rows are scattered, from the first tile to the last in every plan.
     """
     names, brought, opaque = program.names, aggregate.brought, isinstance(aggregate, Opaque)
     name, pulled = names.of("dt", aggregate), names.of("pt", aggregate)
@@ -176,7 +176,7 @@ def _targets(program: Program, aggregate: EdgeAggregate, stage: int) -> Step:
 
 
 class GradientRows(dict[Value, Tensor]):
-    """Gradients of some rows of values. ``own``: those whose memory nobody else has."""
+    """The gradients of some values' rows; ``own``: those whose memory no other tensor shares."""
 
     __slots__ = ("own",)
 
@@ -185,14 +185,16 @@ class GradientRows(dict[Value, Tensor]):
         self.own: set[Value] = set()
 
     def take(self, value: Value) -> tuple[Tensor, bool]:
-        """That of ``value``, which is there no longer, and whether its memory is nobody else's."""
+        """Remove and return the gradient of ``value``, and whether no other tensor shares its memory."""
         is_own = value in self.own
         self.own.discard(value)
         return self.pop(value), is_own
 
     def add(self, value: Value, part: Tensor, *, is_own: bool = False) -> None:
-        """Add to the gradient of ``value``; whichever has fewer rows is zero beyond them. ``is_own``: ``part`` is
-        nobody else's."""
+        """Add ``part`` to the gradient of ``value``; the one with fewer rows counts as zero beyond them.
+
+        ``is_own``: no other tensor shares the memory of ``part``.
+        """
         rows, present = part.shape[0], self.get(value)
         if not rows:
             return
@@ -212,10 +214,10 @@ class GradientRows(dict[Value, Tensor]):
 
 
 def tile_backward(program: Program, stage: int) -> Callable[[GradientRows, KnownRows, Tile, Rows], Tensors]:
-    """From the gradients of what later stages took to those of what ``stage`` took, and of its parameters.
+    """Return the function that propagates a tile's gradients through ``stage``.
 
-    Called with the gradients that are at hand already, which are used up, the rows of the values that are needed, and
-    the tile: what the stage stores.
+    It takes the gradients known so far, which it uses up, the rows of the values needed, and the tile. It returns what
+    the stage stores, and adds parameters' gradients to the tile.
     """
     context, schedule, names = program.context, program.schedule, program.names
     incoming, active = program.incoming(stage), program.active(stage)
@@ -284,7 +286,7 @@ def tile_backward(program: Program, stage: int) -> Callable[[GradientRows, Known
         return out
 
     def padded(gradient: Tensor | None, columns: int, height: int) -> Tensor:
-        """[height, columns]: the gradient, and zeros where it has no rows."""
+        """Return the gradient as [height, columns], with zeros where it has no rows."""
         if gradient is None:
             return torch.zeros(height, columns, dtype=context.network.dtype, device=context.place)
         rows_RC = shaped(gradient, (columns,))
@@ -297,8 +299,10 @@ def tile_backward(program: Program, stage: int) -> Callable[[GradientRows, Known
 def _follow(
     value: Value, gradients: GradientRows, operands: list[Tensor | None], tile: Tile, rows: Rows, place: str | None
 ) -> None:
-    """The gradient of ``value`` taken to its inputs and parameters; ``operands`` may be let go of on the way. That of
-    the input of a product may be put where the rows of the matrix ``place`` are stored."""
+    """Propagate the gradient of ``value`` to its inputs and parameters; ``operands`` may be freed on the way.
+
+    The gradient of a product's input may be computed where the rows of the matrix ``place`` are stored.
+    """
     gradient, is_own = gradients.take(value)
     if isinstance(value, Projection):
         out = None if value.source in gradients else tile.room(place, gradient.shape[0])
@@ -319,8 +323,11 @@ def _follow(
 
 
 def step_of_rows(program: Program, stage: int) -> Callable[[Tile, Tensor], Tensors]:
-    """From a tile of a first ``stage``, with its rows of the embedding and of what is kept of it, and their gradient to
-    the new rows."""
+    """Return the function that steps a tile's rows of the embedding at the first ``stage``.
+
+    It takes the tile, with its rows of the embedding and of optimizer state, and their gradient; it returns the new
+    rows.
+    """
     stepping = program.context.embedding
     assert stepping is not None
     name, *states = program.learnt_matrices(stage)

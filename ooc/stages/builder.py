@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs of a network: training, scoring, both at once, predicting, and what is prepared once."""
+"""The programs of a network: training, scoring, both at once, predicting, and the preparation that is computed once."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,27 +21,29 @@ from ooc.stages.schedule import Schedule
 from ooc.storage.types import features_name
 
 _SCALED_NUMBERS = 1 << 17
-"""Of what is scaled before it is gathered, and after, at a time on the CPU, or a single row: half a megabyte, which is
-no more of what a tile leaves to be scaled than a core's cache holds."""
+"""Numbers scaled at a time on the CPU, before and after gathering, or a single row.
+
+They take half a megabyte: a tile leaves no more to be scaled than a core's cache holds.
+"""
 _SLAB_COLUMNS = 8
-"""Of the narrowest slab."""
+"""Columns of the narrowest slab."""
 
 
 def _widths_of_parts(columns: int) -> list[int]:
-    """Of so many columns that are cut twice, into parts and these into slabs, into as many each."""
+    """Return the widths of parts of ``columns``, such that there are about as many parts as slabs in each."""
     width = -(-isqrt(_SLAB_COLUMNS * columns) // _SLAB_COLUMNS) * _SLAB_COLUMNS
     return [min(width, columns - first) for first in range(0, columns, width)]
 
 
 @dataclass(kw_only=True, eq=False)
 class StageBuilder(StageContext):
-    """Makes the steps of the programs of a network on a graph, and adds up what tiles contribute.
+    """A builder of the steps of a network's programs on a graph, which also adds up what tiles contribute.
 
-    ``aggregated``: the matrices A(X) that are there already. ``recomputed_stages``: the forward stages of which nothing
-    is kept for the backward pass; of stage 0, what comes of x and A(X) alone is computed wherever it is needed, and in
-    no program kept, and what attentions pull of first stages is made again. ``epoch`` is set before each run of a
-    training program. Tiles are computed in any order and on any thread, and only read what is here; ``reduce`` adds
-    their sums, in the order of the stage's rows, whatever the plan.
+    ``aggregated``: the existing matrices A(X). ``recomputed_stages``: the forward stages of which nothing is kept for
+    the backward pass. For stage 0, values that depend on x and A(X) only are computed wherever they are needed, in all
+    programs, and what attentions pull of first stages is recomputed. ``epoch`` is set before each run of a training
+    program. Tiles are computed in any order and on any thread, and only read this object; ``reduce`` adds their sums,
+    in the order of the stage's rows, whatever the plan.
     """
 
     aggregated: Collection[str]
@@ -56,7 +58,7 @@ class StageBuilder(StageContext):
 
     @property
     def recomputed(self) -> dict[str, tuple[int, int]]:
-        """Matrices that the backward pass computes again instead of having them kept: (rows, columns)."""
+        """Matrices that the backward pass recomputes instead of having them kept: (rows, columns)."""
         program, schedule = self._training, self._training.schedule
         recomputed = schedule.dropped.union(program.recomputation.made)
         stages = ((v, schedule.stage[v]) for v in schedule.values if v in recomputed)
@@ -67,7 +69,7 @@ class StageBuilder(StageContext):
 
     @property
     def kept(self) -> tuple[Kept, ...]:
-        """What forward stages keep for the backward pass; all first ones together, as number 0."""
+        """What forward stages keep for the backward pass; all first stages together have the number 0."""
         program, schedule = self._training, self._training.schedule
         waiting: dict[int, list[Value]] = {}
         for value in read_backward(schedule):
@@ -84,7 +86,7 @@ class StageBuilder(StageContext):
 
     @property
     def most_gradients(self) -> int:
-        """Numbers in the gradients that one tile leaves of parameters, in whichever stage these are most."""
+        """The most numbers in the parameter gradients that one tile leaves, over all stages."""
         schedule = self._training.schedule
 
         def of(stage: int) -> int:
@@ -95,7 +97,7 @@ class StageBuilder(StageContext):
         return max(map(of, range(schedule.last + 1)))
 
     def reduce(self, tile: Tile) -> None:
-        """Add what a computed tile contributes to gradients, moments, loss and scores."""
+        """Add a computed tile's contribution to gradients, moments, loss and scores."""
         for summed, gradient in tile.gradients:
             assert summed.grad is not None, "there are zeros to add to"
             summed.grad.add_(gradient)
@@ -113,7 +115,7 @@ class StageBuilder(StageContext):
     # ---- the programs -------------------------------------------------------------------------------
 
     def prepare(self) -> list[Step]:
-        """What is computed once: t · A(s · x) and further hops, as far as the network asks for them, scaling after
+        """Return the steps of what is computed once: t · A(s · x) and further hops that the network uses, scaling by
         scaling."""
         constants = [v for program in (self._training, self._evaluation) for v in program.constants()]
         steps: list[Step] = []
@@ -124,8 +126,11 @@ class StageBuilder(StageContext):
         return steps
 
     def _aggregate_once(self, scaling: AnyScaling, wanted: Mapping[int, Aggregate]) -> list[Step]:
-        """``wanted``: by hops. In parts, x is cut into matrices of some columns, each goes through all hops, and what
-        comes of them is put side by side: so a pass has blocks of the slabs of one part in memory, not of all."""
+        """Return the steps for one scaling; ``wanted``: the aggregates by hop.
+
+        With ``in_parts``, x is divided into matrices of some columns, each of which goes through all hops, and the
+        results are concatenated. A pass then has blocks of the slabs of one part in memory, not of all.
+        """
         network, (source, target) = self.network, ends_of(scaling)
         x, sources = features_name(source), self.active.of(source).nodes
         other = "" if scaling == network.scalings[0] else f".{scaling.label}"
@@ -169,7 +174,8 @@ class StageBuilder(StageContext):
         of: str,
         so: str,
     ) -> list[Step]:
-        """From features that are scaled, all columns or the part ``of`` them, to those that are ``kept``, by hops."""
+        """Return the steps from scaled features, all columns or the part ``of`` them, to those that are ``kept``, by
+        hop."""
         _, target = ends_of(scaling)
         targets, last, steps = self.active.of(target).nodes, max(wanted), list[Step]()
         for hop in range(1, last + 1):
@@ -190,7 +196,7 @@ class StageBuilder(StageContext):
         return steps
 
     def _joined(self, title: str, space: str, loads: tuple[str, ...], stored: str, columns: int) -> Step:
-        """Rows of some matrices as those of one."""
+        """Return the step that concatenates the rows of some matrices."""
         self.columns[stored] = columns
 
         def compute(tile: Tile) -> Tensors:
@@ -200,25 +206,27 @@ class StageBuilder(StageContext):
         return Step(self._low_spec(title, rows, columns, (stored,), loads=loads, space=space), compute)
 
     def _low_spec(self, title: str, rows: int, columns: int, stores: Sequence[str], **more: Any) -> Stage:
-        """A stage of rows that are nothing to one another, before and after something is done to them."""
+        """Return a stage without dependencies between rows, with work before and after."""
         some = ALL_ROWS if self.on_device else max(1, _SCALED_NUMBERS // columns)
         return self._training.spec(title, rows, 2 * columns, stores=tuple(stores), rows_at_once=some, **more)
 
     def train(self) -> list[Step]:
-        """Forward stage by stage, the loss and its gradient, backward stage by stage."""
+        """Return the training program: forward stage by stage, the loss and its gradient, backward stage by stage."""
         program = self._training
         return [*forward_steps(program, ActiveRows.training_rows), loss_step(program), *backward_steps(program)]
 
     def evaluate(self) -> list[Step]:
-        """Forward in evaluation mode, then every split scored."""
+        """Return the evaluation program: forward in evaluation mode, then every split scored."""
         program = self._evaluation
         return [*forward_steps(program, ActiveRows.scoring_rows), score_step(program)]
 
     def train_and_score(self) -> list[Step]:
-        """``train``, its forward pass reaching as far as ``evaluate``'s and scored before the weights change: where
-        training's computes what evaluation's does (``Network.same_in_evaluation``), so that one can stand for both.
+        """Return ``train``, scored before the weights change, with a forward pass that extends as far as that of
+        ``evaluate``.
 
-        Bit for bit the losses and scores of the two programs: both cut rows into the same tiles.
+        It can replace both programs where training computes the same function as evaluation
+        (``Network.same_in_evaluation``). Its losses and scores have the same bits as those of the two programs, since
+        both divide rows into the same tiles.
         """
         program = self._training
         steps = forward_steps(program, ActiveRows.scoring_rows)
@@ -227,10 +235,11 @@ class StageBuilder(StageContext):
         return [*steps, score_step(program), loss_step(program), *backward_steps(program)]
 
     def predict(self, layer: int, sink: Sink, node_type: str = "") -> list[Step]:
-        """Forward in evaluation mode to what convolution ``layer`` and its activation give, handed to ``sink``; 0: the
-        embedding of nodes of ``node_type``.
+        """Return the program that hands the outputs of convolution ``layer`` with its activation to ``sink``, in
+        evaluation mode.
 
-        ``active.scoring`` counts hops from the rows that are wanted, those of layer ``layer``.
+        Layer 0 is the embedding of nodes of ``node_type``. ``active.scoring`` counts hops from the wanted rows, those
+        of layer ``layer``.
         """
         target = self.network.layer(layer, node_type)
         program = Program(self, Schedule(target, training=False, recompute=False))

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all stages of a network on a graph share: the graph's rows, which are active, widths, keys of dropout; and a
-tile of rows on its way through a stage.
-"""
+"""The data shared by all stages of a network on a graph, and a tile of rows on its way through a stage."""
 
 import math
 from collections.abc import Callable
@@ -22,21 +20,23 @@ from ooc.plan.workload import Direction, EdgesKey, RelationEdges, Stage
 
 K = TypeVar("K")
 _NORM_EPS = 1e-6
-"""That torch adds to the norm by which it divides."""
+"""The number that torch adds to the norm it divides by."""
 Tensors = dict[str, Tensor]
 Kernel = Callable[[TileEdges, Tensor, Tensor, range], Tensor | Scattered]
-"""What a pull computes that is no plain sum: from the edges of some rows, a slab of the source, these rows of the
-pull's own matrix (of the source where it names none) and the numbers of the slab's groups to [rows, columns], and where
-it scatters to what other rows are to get."""
+"""A pull that is no plain sum: a function from the edges of some rows, a slab of the source, these rows of the pull's
+own matrix (of the source where it has none) and the numbers of the slab's groups to [rows, columns], with what other
+rows are to get where it scatters."""
 Sink = Callable[[int, Tensor], None]
-"""Takes rows ``start``… of the outputs that are predicted, on any thread."""
+"""A function that takes rows of predicted outputs from row ``start`` on, on any thread."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RowStep:
-    """The optimizer of an embedding, and what keys its next step: the learning rate, and its number from 1 on.
-    ``diverged``: whether it has made rows that are no finite numbers. ``clip_norm`` bounds the norm of all gradients,
-    those of the rows having ``squares`` as the sum of theirs: by the ``factor`` that they are scaled by."""
+    """The optimizer of an embedding, with the learning rate and the number (from 1 on) of its next step.
+
+    ``diverged``: whether it has produced rows that are not finite. ``clip_norm`` bounds the norm of all gradients, of
+    which ``squares`` is the rows' sum of squares; ``factor`` is the resulting scale.
+    """
 
     optimizer: RowOptimizer
     clip_norm: float | None = None
@@ -48,12 +48,15 @@ class RowStep:
     _lock: Lock = field(default_factory=Lock)
 
     def begin(self, *, lr: float, number: int) -> None:
-        """Step ``number`` is about to be computed."""
+        """Prepare to compute step ``number``."""
         self.lr, self.number, self.diverged, self.squares, self.factor = lr, number, False, 0.0, None
 
     def scale(self, network: Network) -> float:
-        """What ``torch.nn.utils.clip_grad_norm_`` scales the gradients of the rows and of the network's parameters by;
-        to be asked for when all of them are there, on any thread."""
+        """Return the scale that ``torch.nn.utils.clip_grad_norm_`` applies to the gradients of the rows and of all
+        parameters.
+
+        To be called after all gradients are complete, on any thread.
+        """
         if self.clip_norm is None:
             return 1.0
         with self._lock:
@@ -64,13 +67,12 @@ class RowStep:
             return self.factor
 
     def clipped(self, gradient_RD: Tensor, network: Network) -> Tensor:
-        """The gradient of some rows so scaled."""
+        """Return the gradient of some rows scaled by it."""
         return gradient_RD if self.clip_norm is None else gradient_RD * self.scale(network)
 
 
 class Inputs(dict[K, Any]):
-    """A tile's rows by matrix: those at hand, and those that ``load`` takes from where they lie, or copies together,
-    each time that they are asked for."""
+    """A tile's rows by matrix: those present, and others that ``load`` views or copies on each access."""
 
     __slots__ = ("load",)
 
@@ -83,17 +85,17 @@ class Inputs(dict[K, Any]):
 
 
 def nowhere(name: str) -> None:
-    """There is no place for rows of any matrix."""
+    """Return None: no rows of any matrix may be computed in place."""
 
 
 @dataclass(slots=True)
 class Tile:
-    """Rows ``start:stop`` with their inputs by name, the factors that scale them, and what they add to sums over all
-    rows.
+    """Rows ``start:stop`` with their inputs by name, their scale factors, and what they add to sums over all rows.
 
-    Inputs may be views of long-lived buffers: not to be written to, but for what is pulled where that is the tile's
-    own. ``place``: where the rows of a matrix are stored, if they may be computed there (None: they are copied).
-    ``edges``: of which the pull takes those of the rows, the last of which may go on behind them (None: all).
+    Inputs may be views of long-lived buffers and must not be written to, except for pulled rows that the tile owns.
+    ``place``: returns where the rows of a matrix are stored, if they may be computed there (None: they are copied).
+    ``edges``: the range from which the pull takes the edges of the rows, the last of which may have further ones (None:
+    all).
     """
 
     start: int
@@ -102,9 +104,9 @@ class Tile:
     factors: dict[tuple[AnyScaling, int], Tensor | None] = field(default_factory=dict)
     gradients: list[tuple[Summed, Tensor]] = field(default_factory=list)
     loss: Tensor | float = 0.0
-    """What it adds to that, float64; where it was computed, so that nobody waits for it."""
+    """The tile's part of the loss, float64; on its device, so that nothing waits for it."""
     scores: dict[str, Any] = field(default_factory=dict)
-    """What it adds to those by split, counted as the objective does."""
+    """The tile's part of the scores by split, counted as the objective does."""
     moments: list[tuple[Moments, Any]] = field(default_factory=list)
     """Each with its ``TileMoments`` or ``TileTotals``."""
     moment_gradients: list[tuple[Any, ...]] = field(default_factory=list)
@@ -117,13 +119,13 @@ class Tile:
     place: Callable[[str], Tensor | None] = nowhere
 
     def room(self, name: str | None, rows: int) -> Tensor | None:
-        """Where so many rows of matrix ``name`` may be computed: where they are stored, if these are all of the tile's
-        and can be."""
+        """Return the memory of matrix ``name`` where this number of rows may be computed, if it has just as many rows;
+        else None."""
         found = self.place(name) if name is not None else None
         return found if found is not None and found.shape[0] == rows else None
 
     def take(self, pulled: Tensor | Scattered) -> Tensor:
-        """The rows of what a kernel gave for this tile; the rest waits here until the tile is reduced."""
+        """Return the rows of a kernel's result; the rest of it is kept here until the tile is reduced."""
         if isinstance(pulled, Tensor):
             return pulled
         self.scattered = pulled
@@ -133,7 +135,7 @@ class Tile:
 
 @dataclass(slots=True)
 class Step:
-    """A stage, the function that computes it, and what it pulls with: a kernel, or a sum of rows scaled so."""
+    """A stage, the function that computes it, and what it pulls with: a kernel, or the scaling of a sum of rows."""
 
     spec: Stage
     compute: Callable[[Tile], Tensors]
@@ -141,8 +143,11 @@ class Step:
 
 
 class LossAndScores(Protocol):
-    """What stages need of a loss and of scores: the matrices they read of a tile, how many operators they run, the
-    gradient of a tile's outputs, for which a loop may be compiled before, and sums that take in tiles in order."""
+    """The interface of a loss with scores, as stages use it.
+
+    It names the matrices it reads of a tile and the number of its operators, computes the gradient of a tile's outputs,
+    for which a loop may be compiled beforehand, and adds up tiles in order.
+    """
 
     loss_inputs: tuple[str, ...]
     score_inputs: tuple[str, ...]
@@ -160,12 +165,15 @@ class LossAndScores(Protocol):
 
 @dataclass(kw_only=True, eq=False)
 class StageContext:
-    """``epoch`` keys the dropout masks. ``columns`` are those of every matrix that a stage names; stages add theirs.
-    ``place`` is where tiles are computed, ``on_device`` whether the machine that is planned for has memory of its own
-    there: it may be another one than this. ``sparse``: the matrix that comes without its zeros. ``packed``: those of
-    bits, whose columns are bytes. ``read_rows``: how many rows of a matrix stages load. ``panels_held``: how many
-    panels' sums of a stage are held at once, beside those of tiles. ``embedding``: how the rows of an embedding are
-    stepped, where they are trained."""
+    """The data that all stages of a network share.
+
+    ``epoch`` is part of the key of dropout masks. ``columns``: those of every matrix that a stage names; stages add
+    theirs. ``place``: the device that computes tiles; ``on_device``: whether the planned machine, possibly another one
+    than this, computes on a device with its own memory. ``sparse``: the sparse matrix; ``packed``: matrices of bits,
+    whose columns are bytes. ``read_rows``: how many rows of a matrix stages load. ``panels_held``: how many panels'
+    sums of a stage are held at once, beside those of tiles. ``embedding``: how the rows of a trained embedding are
+    stepped.
+    """
 
     network: Network
     rows: GraphRows
@@ -184,7 +192,7 @@ class StageContext:
     embedding: "RowStep | None" = None
 
     def direction(self, scaling: AnyScaling, *, backward: bool = False) -> EdgesKey:
-        """Of the edges that are summed over; of those that its gradient is, with ``backward``."""
+        """Return the direction of the edges that are summed over; with ``backward``, in the gradient."""
         if isinstance(scaling, RelationScaling):
             return RelationEdges(
                 scaling.relation.folder, Direction.IN if scaling.basic.reversed == backward else Direction.OUT
@@ -192,12 +200,15 @@ class StageContext:
         return Direction.IN if scaling.basic.reversed == backward else self.backward_direction
 
     def along(self, aggregate: EdgeAggregate) -> EdgesKey:
-        """The edges that targets pull along."""
+        """Return the direction of the edges along which targets pull."""
         return self.direction(aggregate.scaling) if aggregate.scaling.basic.reversed else aggregate.direction
 
     def scale(self, rows: Tensor, tile: Tile, scaling: AnyScaling, *, after: bool) -> Tensor | None:
-        """The factors of the tile's first rows, as many as ``rows`` has, before a sum or after it [R, 1], where these
-        are: brought to a device once. None: they are not scaled."""
+        """Return the factors [R, 1] of the tile's first ``len(rows)`` rows before or ``after`` a sum, on the rows'
+        device.
+
+        They are copied to the device once. None: the rows are not scaled.
+        """
         known, asked = self.rows.scaled(scaling), (scaling, rows.shape[0])
         if not (known.after if after else known.before):
             return None
@@ -208,6 +219,6 @@ class StageContext:
     def scaled(
         self, rows: Tensor, tile: Tile, scaling: AnyScaling, out: Tensor | None = None, *, after: bool = False
     ) -> Tensor:
-        """s · rows, or t · rows ``after`` the sum; in ``out``, where there is an s, or a t."""
+        """Return s · rows, or t · rows ``after`` the sum; in ``out``, if there is a factor."""
         scale = self.scale(rows, tile, scaling, after=after)
         return rows if scale is None else torch.mul(rows, scale, out=out)

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How edges are spread over rows: of a store, of links that are drawn, and of a graph that is not here; and how many
-entries an external shuffle has (``ooc.plan.layout.shuffle``), counted beforehand in one sweep over the in-edges.
+"""Counts of edges by tile and of the entries of external shuffles (``ooc.plan.layout.shuffle``), for the planner.
 
-Of partial sums: a tile adds to each of its in-neighbours outside of it, once for every run of its rows
-(``kernels.neighbourhood``). That is the graph's affair, and the layer's, which says how many edges a run has.
+They come from a store, from bounds on links that are drawn, or from statistics of a graph that is not present. Entries
+are counted in one sweep over the in-edges.
 
-Of bucketed rows: a bucket gathers its own rows, unless these are of another type, and all in-neighbours of these, each
-once, however many of its targets have it. They are counted for the lowest buckets, and the rows of two neighbours
-joined for a bucket twice as high, and so on: as when sorted runs are merged, of every height at most one bucket waits
-for the one beside it. A large set of rows is kept as a byte for each row of the source, so all that wait take a byte a
-row for each of the few heights whose buckets gather most of the source, and little beside that.
+Partial sums: a tile adds to each in-neighbour outside of it, once for every run of its rows
+(``kernels.neighbourhood``). The count depends on the graph, and on the layer, which decides how many edges a run has.
+
+Bucketed rows: a bucket gathers its own rows, unless these are of another type, and all in-neighbours of these, each
+once however many of its targets have it. They are counted for the lowest buckets; then the rows of two neighbouring
+buckets are joined for a bucket twice as high, and so on. As in a merge of sorted runs, at most one bucket of each
+height waits for its neighbour. A large set of rows is stored as one byte per row of the source. So all waiting buckets
+take a byte per row for each of the few heights whose buckets gather most of the source, and little more.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -31,15 +33,17 @@ T = TypeVar("T")
 _CHUNK_TILES = 1 << 10
 """Tiles whose offsets are read at a time."""
 _CHUNK_BYTES = 1 << 20
-"""Of offsets that are read at a time, at least those of one tile or bucket."""
+"""Bytes of offsets read at a time, at least those of one tile or bucket."""
 _MOST_EDGES = 1 << 20
-"""Edges of a bucket that are looked at together."""
+"""Edges of a bucket that are processed together."""
 
 
 class EdgeCounts:
-    """How many edges the tiles of a graph have, how many gradients are scattered to tiles, and how many rows these
-    gather: of a store counted once, when it is asked for, of statistics, and of links, which are other ones in every
-    step, what may be at most. ``rows``: what is known of every row, once that has been read."""
+    """The numbers of edges by tile, of gradients scattered to tiles, and of rows gathered by them.
+
+    For a store they are counted once, when they are needed. For links, which differ in every step, they are upper
+    bounds. Otherwise they come from statistics. ``rows``: the known data of every row, once it has been read.
+    """
 
     def __init__(self, graph: Store | GraphStatistics) -> None:
         self.store, self.rows = graph if isinstance(graph, Store) else None, GraphRows()
@@ -53,8 +57,10 @@ class EdgeCounts:
         return found
 
     def of_tiles(self, direction: EdgesKey, tile_rows: int) -> Sequence[int]:
-        """The number of edges of tiles 0…i-1, for every i up to the number of tiles; of a store read from its offsets,
-        a few at a time."""
+        """Return the number of edges of tiles 0…i-1, for i from 0 to the number of tiles.
+
+        A store's offsets are read a few at a time.
+        """
         offsets = self.rows.offsets.get(direction)
         if offsets is not None:
             return [*offsets[:-1:tile_rows].tolist(), int(offsets[-1])]
@@ -73,9 +79,11 @@ class EdgeCounts:
     def scattered(
         self, direction: EdgesKey, rows: int, others: int, tile_rows: int, edges_at_once: int, pads: bool, apart: bool
     ) -> Sequence[int]:
-        """How many gradients are scattered to tiles 0…i-1 of ``others``, the rows that are scattered to, for every i up
-        to their number, by ``rows`` that are computed, so many edges of a tile at a time, which may be padded
-        (``kernels.neighbourhood.runs``) and of another matrix (``apart``)."""
+        """Return how many gradients are scattered to tiles 0…i-1 of the ``others`` rows, for every i.
+
+        They come from ``rows`` computed rows, in runs of a tile's edges, which may be padded
+        (``kernels.neighbourhood.runs``) and be scattered to another matrix (``apart``).
+        """
         given, store = (direction, rows, others, tile_rows, edges_at_once, pads, apart), self.store
         if store is not None and direction.of_edges:
             return self._once(given, lambda: count_sums(store, *given))
@@ -84,14 +92,14 @@ class EdgeCounts:
         return self.of_tiles(reverse or Direction.OUT, tile_rows)
 
     def gathered(self, direction: EdgesKey, targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:
-        """How many rows buckets of targets gather (``plan.layout.shuffle.GatheredRows``)."""
+        """Return how many rows buckets of targets gather (``plan.layout.shuffle.GatheredRows``)."""
         given, store = (direction, targets, rows, height), self.store
         if store is not None and direction.of_edges:
             return self._once(given, lambda: count_gathers(store, *given))
         return self._once(given, lambda: self.most_gathered(*given))
 
     def most_gathered(self, direction: EdgesKey, targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:
-        """The same where only degrees are known: a row for each target and for each edge into it, or all rows."""
+        """Return an upper bound where only degrees are known: a row per target and per edge into it, or all rows."""
         edges, counts = self.of_tiles(direction, height), list[list[int]]()
         while not counts or len(counts[-1]) > 1:
             tiles = 1 << len(counts)
@@ -105,8 +113,8 @@ class EdgeCounts:
 def _sweep(
     store: Store, direction: EdgesKey, rows: int, height: int
 ) -> Iterator[tuple[int, int, npt.NDArray[np.signedinteger]]]:
-    """Every ``height`` of the first ``rows`` rows: where they start and stop, and where their in-edges begin, one more
-    than rows."""
+    """Yield, for every ``height`` of the first ``rows`` rows, their range, and where their in-edges begin (one more
+    than rows)."""
     indptr, indices = store.topology(direction.value)
     at_once = max(1, _CHUNK_BYTES // (8 * height)) * height
     for first in range(0, rows, at_once):
@@ -129,7 +137,7 @@ def count_sums(
     pads: bool,
     apart: bool,
 ) -> Sequence[int]:
-    """Entries of partial sums, as of ``EdgeCounts.scattered``, read from the store."""
+    """Return the entries of partial sums, as ``EdgeCounts.scattered``, read from the store."""
     (_, indices), nodes = store.topology(direction.value), store.neighbours(direction.value)
     behind = nodes if apart or are_between_types(store, direction) else 0  # so that no neighbour is a row of the tile
     added = np.zeros(-(-others // tile_rows) + 1, dtype=np.int64)
@@ -144,7 +152,7 @@ def count_sums(
 
 
 def count_gathers(store: Store, direction: EdgesKey, targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:
-    """Rows gathered (``plan.layout.shuffle.GatheredRows``), read from the store."""
+    """Return the rows gathered (``plan.layout.shuffle.GatheredRows``), read from the store."""
     (_, indices), nodes = store.topology(direction.value), store.neighbours(direction.value)
     joined, gathers_own = _Joined(), not are_between_types(store, direction)
     for start, stop, offsets in _sweep(store, direction, targets, height):
@@ -160,7 +168,7 @@ def count_gathers(store: Store, direction: EdgesKey, targets: int, rows: int, he
 
 
 class _Rows:
-    """Some rows below ``rows``: ascending numbers, or where these would take more, whether each is one of them."""
+    """A set of rows below ``rows``: ascending numbers or, where those would take more, a boolean per row."""
 
     def __init__(self, numbers: npt.NDArray[np.int64], rows: int) -> None:
         self._rows = rows
@@ -177,7 +185,7 @@ class _Rows:
         return int(np.count_nonzero(self._found)) if self._is_marked else len(self._found)
 
     def joined(self, other: "_Rows") -> "_Rows":
-        """With those of ``other``. Neither is used after that."""
+        """Return the union with ``other``; neither may be used afterwards."""
         if not self._is_marked and not other._is_marked:
             return _Rows(np.union1d(self._found, other._found), self._rows)
         large, small = (self, other) if self._is_marked else (other, self)
@@ -189,14 +197,14 @@ class _Rows:
 
 
 class _Joined:
-    """Buckets taken one after the other, and those of twice as many rows that they make, and so on."""
+    """The buckets of one level after another, each joined from two of the level below."""
 
     def __init__(self) -> None:
         self._counts: list[list[int]] = []
         self._waiting: list[_Rows | None] = []
 
     def add(self, rows: _Rows, level: int = 0) -> None:
-        """The next bucket of a level, the lowest ones being of level 0."""
+        """Add the next bucket of a level; the lowest buckets have level 0."""
         if level == len(self._counts):
             self._counts.append([])
             self._waiting.append(None)
@@ -207,8 +215,10 @@ class _Joined:
             self.add(first.joined(rows), level + 1)
 
     def finish(self) -> Sequence[Sequence[int]]:
-        """The counts, from the lowest buckets to one of all. Those that have no other beside them are the last of their
-        height, and of the next."""
+        """Return the counts, from the lowest buckets to one of all rows.
+
+        A bucket without a neighbour is the last one of its height, and of the next height.
+        """
         level = 0
         while len(self._counts[level]) > 1:
             last = self._waiting[level]

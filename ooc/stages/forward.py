@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forward stages of a program: what is computed for a tile of rows.
+"""The forward stages of a program, as functions of a tile of rows.
 
 Stage s pulls what it begins with, computes its values, and stores what is kept, what is pulled next, and the tile's
-part in moments. The last stage's outputs are scored or handed on; ``backward`` has the loss.
+part of moments. The last stage's outputs are scored or handed on; the loss is in ``backward``.
 
-Tiles are small and there are thousands of them in an epoch: what is the same for each is looked up once, outside of the
+Tiles are small, and an epoch has thousands of them. What is the same for all is looked up once, outside of the
 functions that are called with tiles.
 """
 
@@ -28,7 +28,7 @@ from ooc.stages.schedule import Recipe, kept_beyond, last_uses, rows_in
 
 
 class KnownRows(Inputs[Value]):
-    """Rows of a tile's values; what is loaded is at hand until it is let go of."""
+    """Rows of a tile's values; a loaded value stays until it is released."""
 
     __slots__ = ()
 
@@ -38,7 +38,7 @@ class KnownRows(Inputs[Value]):
 
 
 def forward_steps(program: Program, rows: Callable[[ActiveRows, int], int]) -> list[Step]:
-    """The stages before the last one; ``rows`` of the active ones by hops before the output."""
+    """Return the stages before the last one; ``rows``: the active rows by hops before the output."""
     schedule, names = program.schedule, program.names
     return [
         _forward(
@@ -54,7 +54,7 @@ def forward_steps(program: Program, rows: Callable[[ActiveRows, int], int]) -> l
 
 
 def recompute_steps(program: Program, backward: int) -> list[Step]:
-    """The forward stages that are run again before the backward of stage ``backward``."""
+    """Return the forward stages that are run again before the backward of stage ``backward``."""
     hops, names = program.schedule.stage_hops, program.names
     return [
         _forward(
@@ -68,7 +68,7 @@ def recompute_steps(program: Program, backward: int) -> list[Step]:
 
 
 def _forward(program: Program, title: str, run: Forward, row_count: int, moments: Sequence[Moments] = ()) -> Step:
-    """A forward stage, the epoch's own or one that is run again."""
+    """Return a forward stage, the epoch's own or one that is run again."""
     recipe, names = run.recipe, program.names
     stored = {names.value(v, recipe.repeated): v for v in run.values}
     pulled_next = {names.of("m", a, recipe.repeated): a for a in run.messages}
@@ -94,13 +94,13 @@ def _forward(program: Program, title: str, run: Forward, row_count: int, moments
 
 
 def score_step(program: Program) -> Step:
-    """The last stage, scored. In the order of the loss, so that sums of scores come out the same."""
+    """Return the last stage with scoring, in the row order of the loss, so that sums of scores have the same bits."""
     objective = program.context.objective
     return _last(program, "score", objective.score_inputs, objective.score, reverse=True)
 
 
 def output_step(program: Program, sink: Sink) -> Step:
-    """The last stage, handed to ``sink``."""
+    """Return the last stage, whose outputs go to ``sink``."""
 
     def take(tile: Tile, outputs: Tensor) -> None:
         sink(tile.start, shaped(outputs, (program.schedule.output.columns,)))
@@ -143,12 +143,12 @@ def materialise(
     *,
     stored: Mapping[Value, str] = MappingProxyType({}),
 ) -> Callable[[Tile, Rows], KnownRows]:
-    """How ``stage`` has the values of ``recipe``: loaded, pulled, or computed; ``recorded``: those whose backward
-    follows; ``stored``: those that end in a matrix as they are, or scaled in place.
+    """Return the function that computes the values of ``recipe`` in ``stage``: loaded, pulled, or computed.
 
-    Called with a tile: the rows of all these values, as far as they are needed. A tile lies whole within the rows that
-    reach the loss, or whole beyond them. What was loaded is let go of after its last use, as all else is, and loaded
-    once more if the backward asks for it: rows that lie in several blocks are a copy.
+    ``recorded``: values whose backward follows; ``stored``: those that end in a matrix unchanged, or scaled in place.
+    The function takes a tile and returns the rows of all these values, as far as they are needed. A tile lies
+    completely within the rows that reach the loss, or completely beyond them. Values are released after their last use;
+    loaded ones too, and loaded again if the backward needs them, since rows in several blocks are copied.
     """
     context, names, active = program.context, program.names, program.active(stage)
     dtype = context.network.dtype

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What matrices and stages are called. k counts the aggregations, from 1, with those that are done once.
+"""The names of matrices and stages. k counts the aggregations from 1, including those computed once.
 
-x, y, split/…    the store's (nodes/paper/x, … of a graph with types)
-ax, ax2, …       A(x), A(A(x)), …, aggregated once; ax.mean, … where A is another one
+x, y, split/…    the store's (nodes/paper/x, … in a heterogeneous graph)
+ax, ax2, …       A(x), A(A(x)), …, aggregated once; ax.mean, … for another A
 m<k>, p<k>       what aggregation k pulls, and its sum over in-edges
-dp<k>, dm<k>     gradients of both, the latter pulled over out-edges
-dt<k>, pt<k>     gradient of what targets bring to attention k of their own, and what they pull for it; of an
-                 opaque layer that of its rows as targets, and dm<k> that of the same rows as in-neighbours
+dp<k>, dm<k>     the gradients of both, the latter pulled over out-edges
+dt<k>, pt<k>     the gradient of the targets' own rows in attention k, and what they pull for it; for an opaque layer
+                 the gradient of its rows as targets, and dm<k> that of the same rows as in-neighbours
 q<k>             t · p<k>, kept where a weight's gradient needs it
-z<k>             what follows aggregation k, up to the first norm or activation, or behind it if that is a ReLU, kept to
-                 compute the rest again
-s<k>…            the signs of what a rectifier is given, a bit each
-h<k>…            what else is kept
-emb, emb.<name>  an embedding of the nodes (nodes/paper/emb, … of types of nodes), and what its optimizer keeps of it;
-                 demb.all: its whole gradient
-dh<k>…           the gradient of what an earlier stage made and a later one used
-z<k>.<j>, …      z<k>, m<k>, … computed again for backward j
+z<k>             what follows aggregation k, up to the first norm or activation, or after it if that is a ReLU, kept to
+                 recompute the rest
+s<k>…            the signs of a rectifier's input, a bit each
+h<k>…            other kept values
+emb, emb.<name>  an embedding of the nodes (nodes/paper/emb, … of node types), and its optimizer state; demb.all: its
+                 whole gradient
+dh<k>…           the gradient of a value of an earlier stage that a later one used
+z<k>.<j>, …      z<k>, m<k>, … recomputed for backward j
 """
 
 from collections.abc import Iterator
@@ -32,20 +32,20 @@ from ooc.storage.types import NODES, features_name
 
 
 def embedding_name(node_type: str) -> str:
-    """The matrix of the embedding of a node type; "" is the one type of a graph without types."""
+    """Return the matrix of the embedding of a node type; "" is the type in a homogeneous graph."""
     return f"{NODES}/{node_type}/emb" if node_type else "emb"
 
 
 def embedding_gradient(node_type: str) -> str:
-    """That of its whole gradient, where it is not stepped as that is found."""
+    """Return the matrix of the embedding's whole gradient, used where rows are not stepped as it is computed."""
     return f"d{embedding_name(node_type)}.all"
 
 
 class Names:
     """The names of one schedule's matrices and stages.
 
-    ``columns`` holds the widths of all matrices that have a name already, and takes in these: a schedule shares a
-    name with another one only where the matrices are equally wide.
+    ``columns`` holds the widths of all named matrices and takes in these: schedules share a name only for matrices of
+    equal width.
     """
 
     def __init__(self, schedule: Schedule, network: Network, columns: dict[str, int]) -> None:
@@ -78,20 +78,21 @@ class Names:
                 columns |= {f"{kind}{self._letters[barrier]}": width for kind, width in widths.items()}
 
     def forward(self, stage: int) -> str:
-        """What the forward of ``stage`` is called: by the aggregations done, before the first one by what it makes."""
+        """Return the name of the forward of ``stage``: by the aggregations done, before the first one by what it
+        computes."""
         name = self._stages[stage]
         return f"messages 1{name[1:]}" if name[0] == "0" else f"forward {name}"
 
     def backward(self, stage: int) -> str:
-        """What the backward of ``stage`` is called."""
+        """Return the name of the backward of ``stage``."""
         return f"backward {self._stages[stage]}"
 
     def value(self, value: Value, backward: int | None = None) -> str:
-        """The matrix that holds ``value``; with ``backward``: computed again for the backward of that stage."""
+        """Return the matrix that holds ``value``; with ``backward``: recomputed for the backward of that stage."""
         return self._given[value] + self._suffix(backward)
 
     def of(self, kind: str, aggregate: Aggregate, backward: int | None = None) -> str:
-        """The matrix of this kind, ``m`` … ``pt``, that goes with ``aggregate``; ``backward`` as for values."""
+        """Return the matrix of this kind, ``m`` … ``pt``, for ``aggregate``; ``backward`` as for values."""
         aggregate = aggregate.upstream_of if kind == "dp" else aggregate
         return f"{kind}{self._letters[aggregate]}{self._suffix(backward)}"
 
@@ -99,12 +100,12 @@ class Names:
         return "" if backward is None else f".{self._stages[backward]}"
 
     def gradient(self, value: Value, writers: list[int], stage: int) -> str:
-        """The gradient of ``value`` once ``stage`` has added to it; ``writers`` are all stages that do."""
+        """Return the gradient of ``value`` after ``stage`` has added to it; ``writers`` are all stages that do."""
         name = f"d{self._given[value]}"
         return name if len(writers) == 1 else f"{name}.{stage}"
 
     def _layer(self, stage: int) -> int:
-        """Aggregations up to this stage."""
+        """Return the number of aggregations up to this stage."""
         return self._once + sum(isinstance(b, Aggregate) for b in self._schedule.barriers[: stage + 1])
 
     def _name(self, value: Value) -> str:
@@ -122,7 +123,7 @@ class Names:
         return f"z{layer}" if self._is_first_sum(value) else f"h{layer}"
 
     def _is_first_sum(self, value: Value) -> bool:
-        """Whether it is kept and nothing but sums and products lie between it and what its stage begins with."""
+        """Return whether it is kept, with only sums and products between it and what its stage begins with."""
         kinds = (Sum, Linear, Rectified, Sigmoidal, Rowwise)
         if value not in self._schedule.kept | self._schedule.dropped or not isinstance(value, kinds):
             return False
@@ -143,7 +144,7 @@ class Names:
 
 
 def _widths(aggregate: Aggregate) -> dict[str, int]:
-    """Columns of the matrices that go with an aggregation, by kind."""
+    """Return the columns of an aggregation's matrices, by kind."""
     source = aggregate.source.columns
     widths = {"m": source, "p": aggregate.columns}
     if isinstance(aggregate, EdgeAggregate) and not aggregate.keep:
@@ -157,6 +158,6 @@ def _widths(aggregate: Aggregate) -> dict[str, int]:
 
 
 def _variants(name: str) -> Iterator[str]:
-    """``name``, then ``name`` with a letter, and so on."""
+    """Yield ``name``, then ``name`` with a letter, and so on."""
     suffixes = chain(["", *ascii_lowercase[1:]], (f"_{number}" for number in count(len(ascii_lowercase))))
     return (name + suffix for suffix in suffixes)

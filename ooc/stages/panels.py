@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums over all rows in one order, whatever the plan, the budgets and the number of processes: tiles are added up
-within a panel of rows, in the order of the stage, then the panels' sums in the same order.
+"""Sums over all rows in one order, whatever the plan, the budgets and the number of processes.
 
-How many rows a panel has goes by the number of rows alone. Several processes compute whole panels each, tell each other
-their sums and add them up alike; with few tiles each is a panel.
+Tiles are added up within a panel of rows, in the order of the stage; then the panels' sums are added in the same order.
+The size of a panel depends on the number of rows alone. Several processes compute whole panels each, exchange their
+sums and add them up alike. With few tiles, each tile is a panel.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,24 +20,24 @@ from ooc.model.lowering.values import Moments, Summed
 from ooc.stages.context import Tile
 
 PANELS = 32
-"""At most."""
+"""The most panels."""
 _TOLD_BYTES = 1 << 18
-"""Of gradients of panels that go to another process at once: every message waits until all are scheduled. With four
-processes on two busy cores 32 messages of 32 KB took 0.26 s, four of 256 KB 0.01 s."""
+"""Bytes of panels' gradients sent to another process at once, since every message waits until all processes run. With
+four processes on two busy cores, 32 messages of 32 KB took 0.26 s, four of 256 KB 0.01 s."""
 TELLING_BYTES = 4 * _TOLD_BYTES
-"""That takes at most beside one panel at a time: packed and unpacked, twice each."""
+"""The most bytes this takes beside one panel at a time: packed and unpacked, twice each."""
 
 
 def panel_rows(rows: int, tile_rows: int) -> int:
-    """Rows of a panel, of so many in all: the fewest tiles."""
+    """Return the rows of a panel, for ``rows`` in all: the fewest tiles such that there are at most ``PANELS``."""
     return tile_rows * -(-rows // (tile_rows * PANELS))
 
 
 class PanelSums:
-    """Takes in the tiles of a pass in order, and hands the sums of whole panels to ``add``; then ``end_pass``.
+    """An accumulator that takes the tiles of a pass in order and passes the sums of whole panels to ``add``.
 
-    ``rows``: of a panel, by type of nodes. ``gather``: where there are several processes, from what one has of its
-    panels, some at a time and in order, to what all have.
+    ``rows``: of a panel, by node type. ``gather``: with several processes, exchanges panels: it takes this process's
+    panels, some at a time and in order, and yields those of all processes.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class PanelSums:
         self._sum: Tile | None = None
         self._found: list[Tile] = []
         self._known: list[Any] = []
-        """Of what sums are, in the same order everywhere."""
+        """What sums belong to, in the same order in all processes."""
         if network is not None and gather is not None:
             made = [v.made.sums for v in values_of(network.training) if isinstance(v, Projection) and v.own_trains]
             every = [*values_of(network.training), *values_of(network.evaluation)]
@@ -60,11 +60,11 @@ class PanelSums:
             self._known = [*network.parameters, *chain.from_iterable(made), *moments]
 
     def begin_pass(self, space: str) -> None:
-        """Tiles are of nodes of this type."""
+        """Begin a pass whose tiles are nodes of this type."""
         self._rows = self._rows_of[space]
 
     def reduce(self, tile: Tile) -> None:
-        """The next tile."""
+        """Add the next tile."""
         before = self._sum
         if before is None or before.start // self._rows != tile.start // self._rows:
             del before
@@ -90,8 +90,10 @@ class PanelSums:
         _add_moments(before, tile)
 
     def end_pass(self, *, reverse: bool) -> None:
-        """The last tile of a pass, which goes over the rows downwards if ``reverse``, has been taken in: moments and
-        sums are complete."""
+        """End a pass, in which all tiles have been added, so that moments and sums are complete.
+
+        ``reverse``: the pass went over the rows in descending order.
+        """
         self._close()
         if self._gather is None:
             return
@@ -124,7 +126,7 @@ class PanelSums:
 
 
 def _renamed(panel: Tile, name: Callable[[Any], Any]) -> Tile:
-    """The same with ``name`` of what each sum is of: its number, by which other processes know it, and back."""
+    """Return the panel with ``name`` of what each sum belongs to: its number, as sent to other processes, or back."""
     return replace(
         panel,
         gradients=[(name(one), gradient) for one, gradient in panel.gradients],
@@ -134,8 +136,7 @@ def _renamed(panel: Tile, name: Callable[[Any], Any]) -> Tile:
 
 
 def _add_gradients(sums: list[tuple[Summed, Tensor]], found: Sequence[tuple[Summed, Tensor]]) -> None:
-    """Each to that of the same parameter: of one that has several in a tile, the first to the first. By one operator,
-    where tiles have the same ones."""
+    """Add gradients to those of the same parameter, in order if it has several; by one operator where tiles match."""
     if len(sums) == len(found) and all(one is other for (one, _), (other, _) in zip(sums, found, strict=True)):
         if sums:
             torch._foreach_add_([total for _, total in sums], [gradient for _, gradient in found])
@@ -151,7 +152,7 @@ def _add_gradients(sums: list[tuple[Summed, Tensor]], found: Sequence[tuple[Summ
 
 
 def _add_moments(panel: Tile, tile: Tile) -> None:
-    """Those of a tile to its panel's. A tile of rows that reach no loss has no gradients of them."""
+    """Add a tile's moments to its panel's. A tile of rows that reach no loss has no gradients of them."""
     moments = {id(one): (one, found) for one, found in panel.moments}
     for one, more in tile.moments:
         known = moments.get(id(one))

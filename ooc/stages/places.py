@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the values of a tile, and their gradients, are computed: over the rows of another one that nobody needs any
-more, or right where they are stored.
+"""The memory in which a tile's values and gradients are computed: over another value's rows that are no longer needed,
+or directly where they are stored.
 
-A product that writes to memory takes hardly longer than one that writes to the cache, and what is then done to its rows
-in place finds them there; to copy them takes a third of a product. So a product whose rows are stored, after nothing
-but sums, rectifiers and tanh of them alone, puts them into the memory where they end.
+A product that writes to memory takes hardly longer than one that writes to the cache, and in-place operations then find
+its rows there; copying the rows takes a third of a product's time. Therefore a product whose rows are stored after only
+sums, rectifiers and tanh of them writes to their final memory.
 
 Pure: nothing here computes anything.
 """
@@ -21,19 +21,20 @@ from ooc.stages.schedule import Recipe, kept_beyond, rows_in
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the rows of ``matrix`` are stored, if they can be computed there, or ``over`` those of the first input."""
+    """Where to compute a value: in the rows of ``matrix`` where they are stored, if possible, or ``over`` the first
+    input."""
 
     over: bool
     matrix: str | None
 
 
 def places_of(recipe: Recipe, pulled: Value | None, stored: Mapping[Value, str]) -> dict[Value, Place]:
-    """Of values of ``recipe``, of which ``stored`` ones end in a matrix as they are, or scaled in place."""
+    """Return the places of values of ``recipe``; ``stored`` ones end in a matrix unchanged, or scaled in place."""
     users = Counter(source for value in recipe.order for source in rows_in(value))
     kept, order = set(kept_beyond(recipe)), set(recipe.order)
 
     def goes_over(value: Value) -> bool:
-        """Whether ``value`` may be computed over its first input, which is the tile's own and of no other use."""
+        """Return whether ``value`` may overwrite its first input, which the tile owns and does not need otherwise."""
         if not isinstance(value, (Sum, Rectified, Sigmoidal)):
             return False
         source = value.inputs[0]
@@ -44,7 +45,7 @@ def places_of(recipe: Recipe, pulled: Value | None, stored: Mapping[Value, str])
         return alone and (source is pulled or (source in order and is_own))
 
     def begins(value: Value) -> bool:
-        """Whether it comes of a product in place."""
+        """Return whether ``value`` derives from a product in place."""
         return isinstance(value, Linear) or (goes_over(value) and begins(value.inputs[0]))
 
     ends = {value: name for value, name in stored.items() if len(value.tail) == 1}
@@ -60,15 +61,19 @@ def places_of(recipe: Recipe, pulled: Value | None, stored: Mapping[Value, str])
 
 
 def nothing_else(recipe: Recipe, messages: Mapping[str, Value], others: Collection[Value]) -> dict[Value, str]:
-    """Those of the values of ``recipe`` which ``messages`` scale, by matrix, that are of no other use, neither to
-    ``others``, and may be scaled where they lie."""
+    """Return, by matrix, the values of ``recipe`` that only ``messages`` use, which may be scaled in place.
+
+    They have no other use, also not by ``others``.
+    """
     taken = Counter([*messages.values(), *others, *(source for value in recipe.order for source in rows_in(value))])
     return {value: name for name, value in messages.items() if taken[value] == 1}
 
 
 def gradient_places(values: Sequence[Value], stored: Mapping[Value, str]) -> dict[Value, str]:
-    """Of the products among ``values``, whose gradients are taken further, those whose input's gradient can be put
-    where that of one of the ``stored`` ends, as it is or scaled in place."""
+    """Return where the gradients of products' inputs may be computed, among ``values`` whose gradients are propagated.
+
+    It is possible where the gradient ends in one of the ``stored`` matrices, unchanged or scaled in place.
+    """
     found: dict[Value, str] = {}
 
     def follow(value: Value, name: str) -> None:
@@ -86,7 +91,7 @@ def gradient_places(values: Sequence[Value], stored: Mapping[Value, str]) -> dic
 
 
 def hands_on(value: Value) -> bool:
-    """Whether the gradient of ``value`` becomes that of an input, and of no other."""
+    """Return whether the gradient of ``value`` becomes that of one input and of no other."""
     if isinstance(value, Sum):
         return [factor for factor, one in zip(value.factors, value.inputs, strict=True) if one.trains] == [1]
     return isinstance(value, (Rectified, Sigmoidal))

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program of stages: a schedule with its names, what the planner is told of each stage, and which gradients stages
-store for each other.
+"""A program of stages: a schedule with names, a description of each stage for the planner, and the gradients that
+stages store for each other.
 
-The work of a stage is multiply-adds of dense products and values that element-wise work reads and writes, by row, and
-operators, by tile.
+The work of a stage is the multiply-adds of dense products and the values that element-wise operations read and write,
+per row, and the operators, per tile.
 
-Rows that cannot reach the loss are left out: what lies K aggregations before the output is needed only within K hops
-of the rows that are scored, and rows lie in the order of that distance, so every stage runs over the first so many.
+Rows that cannot reach the loss are left out. Values K aggregations before the output are needed only within K hops of
+the scored rows, and rows are ordered by that distance, so every stage runs over a prefix of the rows.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -41,32 +41,33 @@ from ooc.stages.recomputation import Recomputation
 from ooc.stages.schedule import Recipe, Schedule, is_constant, kept_beyond, last_uses, rows_in
 
 _SCORING_COPIES = 8
-"""Matrices as wide as the output that a loss with its gradient, or scoring, makes of it."""
+"""Matrices as wide as the output that a loss with its gradient, or scoring, allocates."""
 _ON_CPU, _ON_DEVICE = (36, 60), (2, 2 * _SCORING_COPIES)
-"""Values streamed in the time that drawing one random number takes, comparing it, and a factor made of that; and each
-output of which a loss and its gradient are made, or scores. Measured by processor time in tiles of 1,024 × 128: 3.0 ns;
-4.6 ns (16 classes, of rows picked); 0.16 ns a product by a scalar, which streams two values. A GPU takes some 40
-instructions on integers a number, by data sheets (A5000, A100) 4 to 6 ps: as long as it streams 1 to 2 values."""
+"""The cost, in streamed values, of one random number (with its comparison and the factor made from it), and of each
+output of a loss with its gradient, or of scores. Measured by processor time in tiles of 1,024 × 128: 3.0 ns; 4.6 ns (16
+classes, of selected rows); 0.16 ns for a product with a scalar, which streams two values. A GPU takes some 40 integer
+instructions per number, by data sheets (A5000, A100) 4 to 6 ps: as long as it streams 1 to 2 values."""
 _NORM_VALUES = 6
-"""Of one column: read to be centred, scaled and shifted, each written again."""
+"""The cost of normalising one column: read to be centred, scaled and shifted, and each time written."""
 
 _WIDE, _PACKED_VALUES = 128, 5
-"""Products with a side narrower than ``_WIDE`` spend more on putting the other side in order: so many values streamed
-for each of its own. Measured: 16 × 128 at 41 G multiply-adds a second, 64 × 64 at 62, 128 × 128 at 72."""
+"""The cost of packing in products with a side narrower than ``_WIDE``, as streamed values per value of the other side.
+Measured: 16 × 128 at 41 G multiply-adds a second, 64 × 64 at 62, 128 × 128 at 72."""
 _SPARSE_FORWARD, _SPARSE_BACKWARD = 4, 32
-"""Multiply-adds of a dense product in the time of one of a sparse one, and of one of its weight's gradient. Measured
-with 33 entries in rows of 8,415, and a weight of 64 columns."""
+"""Multiply-adds of a dense product in the time of one of a sparse product, and of one of its weight's gradient.
+Measured with 33 entries in rows of 8,415, and a weight of 64 columns."""
 _STEP_COPIES, _STEP_VALUES, _STEP_OPERATORS = 4, 24, 16
-"""Of an optimizer's step of rows: matrices of their width beside the results, values, and operators."""
+"""The cost of an optimizer's step of rows: matrices of their width beside the results, values, and operators."""
 _DIFFERENTIATED_AT_ONCE = (Sum, Projection, Dropout, Rectified, Sigmoidal, ExponentialLinear, Result)
-"""Whose gradient is taken further without any other on the way."""
+"""Values whose gradient is computed without intermediate gradients."""
 _RECORDED_OPERATORS = 16
-"""Of a function that autograd differentiates: recording it, and an engine's run of its own."""
+"""Operators for a function that autograd differentiates: recording it, and a separate run of autograd's engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Of one row multiply-adds, and values read or written; of a tile ``operators``, each with its share of Python."""
+    """An amount of work: per row multiply-adds and values read or written; per tile ``operators``, each with its Python
+    code."""
 
     multiplies: int = 0
     values: int = 0
@@ -76,18 +77,18 @@ class Work:
         return Work(self.multiplies + other.multiplies, self.values + other.values, self.operators + other.operators)
 
     def spread(self, rows: int, of: int) -> "Work":
-        """Done for the first ``rows`` rows alone, as so much for each of ``of`` rows."""
+        """Return the work of the first ``rows`` rows, averaged over ``of`` rows."""
         return self if rows >= of else Work(self.multiplies * rows // of, self.values * rows // of, self.operators)
 
 
 NO_WORK = Work(operators=0)
 Pulls = tuple[Pull | None, Kernel | AnyScaling]
-"""What a stage pulls, and what with."""
+"""The pull of a stage, and the kernel or scaling it pulls with."""
 
 
 class Program:
-    """The stages of ``schedule``. ``recomputed``: those whose values the backward pass computes again; 0: what first
-    stages have attentions pull."""
+    """The stages of ``schedule``. ``recomputed``: those whose values the backward pass recomputes; 0 stands for what
+    attentions pull of first stages."""
 
     def __init__(self, context: StageContext, schedule: Schedule, recomputed: Collection[int] = ()) -> None:
         self.context = context
@@ -97,43 +98,48 @@ class Program:
         self.recomputation = Recomputation(schedule, later, first_messages=0 in recomputed)
 
     def constants(self) -> list[Aggregate]:
-        """What of the network is aggregated once."""
+        """Return what the network aggregates only once."""
         values = [value for value in self.schedule.values if not is_constant(value)]
         used = dict.fromkeys(source for value in values for source in value.inputs)
         return [v for v in used if isinstance(v, Aggregate) and v.once]
 
     def learnt_matrices(self, stage: int) -> dict[str, int]:
-        """The embedding of the rows of a first ``stage`` and what its optimizer keeps of it, and their columns."""
+        """Return the matrices of a first ``stage``'s embedding and of its optimizer state, with their columns."""
         learnt, stepping = self.schedule.learnt[stage], self.context.embedding
         assert stepping is not None, "an embedding is trained with an optimizer"
         name = embedding_name(learnt.space)
         return dict.fromkeys((name, *(f"{name}.{state}" for state in stepping.optimizer.states)), learnt.columns)
 
     def steps_in_backward(self, stage: int) -> bool:
-        """Whether the backward of a first ``stage``, which finds the gradient of an embedding, has all rows, and nobody
-        waits for the norm of all gradients: then it steps them, too."""
+        """Return whether the backward of a first ``stage``, which computes an embedding's gradient, also steps the
+        rows.
+
+        It does if it has all rows, and the norm of all gradients is not needed first.
+        """
         stepping, active = self.context.embedding, self.active(stage)
         if stage not in self.schedule.learnt or stepping is None or stepping.clip_norm is not None:
             return False
         return active.training_rows(self.schedule.stage_hops[stage]) == active.nodes
 
     def active(self, stage: int) -> ActiveRows:
-        """Which rows have to be computed, of the type of nodes that ``stage`` is over."""
+        """Return the rows that have to be computed, of the node type of ``stage``."""
         return self.context.active.of(self.schedule.spaces[stage])
 
     def rows(self, tile: Tile) -> Rows:
-        """The rows of a tile, before any value of them is computed."""
+        """Return the rows of a tile, before any of their values is computed."""
         return Rows(tile.start, tile.stop, self.context.seed, self.context.epoch)
 
     def message(self, aggregate: Aggregate, rows: Tensor, tile: Tile, out: Tensor | None = None) -> Tensor:
-        """What ``aggregate`` pulls of these rows; and of its gradient, theirs. If they are scaled, in ``out``."""
+        """Return what ``aggregate`` pulls of these rows, or, of its gradient, the rows' part; in ``out`` if scaled."""
         if isinstance(aggregate, EdgeAggregate):
             return rows
         return self.context.scaled(rows, tile, aggregate.scaling, out)
 
     def pull(self, recipe: Recipe, stage: int, stored: Mapping[str, Value] = MappingProxyType({})) -> Pulls:
-        """What the forward of ``stage`` pulls, if ``recipe`` needs it, and what with; by its matrix what is ``stored``
-        as it is."""
+        """Return what the forward of ``stage`` pulls, if ``recipe`` needs it, and what it pulls with.
+
+        ``stored``: the values that are stored unchanged, by matrix.
+        """
         pulled, names = self.schedule.pulled(stage), self.names
         if not recipe.pulled or pulled is None:
             return None, Scaling.SUM
@@ -150,7 +156,7 @@ class Program:
         return pull, partial(pulled.forward, self.context)
 
     def per_edge(self, aggregate: EdgeAggregate, pulling: Pulling, columns: int, own: str | None) -> PerEdge:
-        """How the planner is to think of one of its pulls: an opaque layer may take a row's edges together."""
+        """Return a description of a pull for the planner: an opaque layer may need all edges of a row at once."""
         itemsize = self.context.network.dtype.itemsize
         found = aggregate.per_edge(pulling, columns, own, itemsize, on_device=self.context.on_device)
         if not isinstance(aggregate, Opaque) or aggregate.splits_rows:
@@ -159,7 +165,7 @@ class Program:
 
     @cache  # noqa: B019  # as long as the program is there
     def _most_edges(self, direction: EdgesKey) -> int:
-        """Into a row."""
+        """Return the most edges into a row."""
         return self.context.rows.most_edges(direction)
 
     def step(
@@ -178,9 +184,12 @@ class Program:
         scoring: int = 0,
         measured: Sequence[Moments] = (),
     ) -> Step:
-        """The step of ``stage`` that ``compute`` computes, described. ``pulls``: where it is not what ``recipe`` needs
-        forward. ``scoring``: operators by which outputs get a loss or scores. ``measured``: the moments that are taken.
-        The bound on temporaries counts all that is computed, recorded and differentiated."""
+        """Return the step of ``stage`` that ``compute`` computes, with its description.
+
+        ``pulls``: given if it is not what ``recipe`` pulls in the forward pass. ``scoring``: operators of a loss or
+        scores. ``measured``: the moments that are computed. The bound on temporaries counts all that is computed,
+        recorded and differentiated.
+        """
         pull, kernel = self.pull(recipe, stage) if pulls is None else pulls
         columns, stores, active = self.context.columns, stores or {}, self.active(stage)
         leaves = {leaf: self.names.value(leaf, recipe.recomputed.get(leaf)) for leaf in recipe.leaves}
@@ -244,8 +253,11 @@ class Program:
         backward: int | None,
         stores: Mapping[str, int],
     ) -> int:
-        """Columns that a tile of ``stage`` has at a time, at most, of rows loaded and pulled, values, what is recorded
-        of them, and gradients; what it ``stores`` may be copies, at the end."""
+        """Return the most columns that a tile of ``stage`` has at a time.
+
+        They belong to rows loaded and pulled, values, their recordings, and gradients; at the end, what it ``stores``
+        may be copies.
+        """
         schedule, most, stored = self.schedule, 0, sum(stores.values())
         known, tape, gradients = dict[Value, int](), dict[Value, int](), dict[Value, int]()
 
@@ -254,7 +266,7 @@ class Program:
             most = max(most, columns + sum(map(sum, (known.values(), tape.values(), gradients.values()))))
 
         def have(values: Iterable[Value]) -> None:
-            """Rows that lie in several blocks are a copy."""
+            """Count loaded values as copies, since rows in several blocks are copied."""
             known.update((v, v.columns if v.entries_per_row is None else 0) for v in values if v in recipe.leaves)
 
         if pull is not None:  # a plain sum's rows are scaled
@@ -322,7 +334,7 @@ class Program:
         rows_at_once: int = ALL_ROWS,
         space: str = "",
     ) -> Stage:
-        """A stage of so much ``work`` with room for ``temporary_columns`` numbers a row."""
+        """Return a stage with this ``work`` and room for ``temporary_columns`` numbers per row."""
         itemsize = max(4, self.context.network.dtype.itemsize)
         drawn = DRAWN_BYTES * max(DRAWN_NUMBERS, self.context.columns.get("x", 0))
         return Stage(
@@ -345,8 +357,10 @@ class Program:
     # ---- gradients that backward stages store for earlier ones ---------------------------------------------
 
     def incoming(self, stage: int) -> list[tuple[Value, str, AnyScaling | None]]:
-        """The gradients that later stages have stored for values of this one, and what each has been scaled by, where
-        it goes with that of sums."""
+        """Return the gradients that later stages have stored for values of this stage.
+
+        Each comes with the scaling it has been multiplied with, where it is shared with a sum's gradient.
+        """
         schedule, names = self.schedule, self.names
         found: list[tuple[Value, str, AnyScaling | None]] = []
         for value in schedule.all_in_stage(stage):
@@ -365,7 +379,8 @@ class Program:
         return found
 
     def passed_on(self, stage: int) -> dict[Value, tuple[str | None, str]]:
-        """The values of earlier stages to whose gradients this one adds: what is there already, and the new name."""
+        """Return the values of earlier stages to whose gradients this one adds, with the existing gradient and the new
+        one."""
         found: dict[Value, tuple[str | None, str]] = {}
         for earlier in range(stage):
             for value in self.schedule.all_in_stage(earlier):
@@ -377,7 +392,7 @@ class Program:
         return found
 
     def traffic(self, stage: int) -> tuple[tuple[str, ...], dict[str, int]]:
-        """Gradients that the backward of ``stage`` loads, and those it stores with their columns."""
+        """Return the gradients that the backward of ``stage`` loads, and those it stores with their columns."""
         loads = [name for _, name, _ in self.incoming(stage)]
         stores: dict[str, int] = {}
         pulled = self.schedule.pulled(stage)
@@ -398,7 +413,7 @@ class Program:
         return tuple(dict.fromkeys(loads)), stores
 
     def _writers(self, value: Value) -> list[int]:
-        """The stages whose backward adds to the gradient of ``value``, of an earlier stage; in their order."""
+        """Return the stages whose backward adds to the gradient of ``value``, of an earlier stage, in their order."""
         schedule = self.schedule
         if not value.trains or schedule.shares_gradient(value) is not None:
             return []
@@ -408,7 +423,7 @@ class Program:
 
 
 def _made_columns(value: Value, differentiated: bool, *, on_device: bool) -> int:
-    """Columns of what computing ``value`` makes, and keeps for its backward."""
+    """Return the columns that computing ``value`` allocates, including what it keeps for its backward."""
     if value.entries_per_row is not None:
         return 0
     if value.packed:  # a byte for each of its bits, twice, before they are packed
@@ -425,8 +440,10 @@ def _made_columns(value: Value, differentiated: bool, *, on_device: bool) -> int
 
 
 def _columns_at(value: Value) -> int:
-    """Columns of the gradients that are made while that of ``value`` is taken to its inputs, as far as these need one;
-    twice as many where autograd may make others on the way."""
+    """Return the columns of gradients that propagating the gradient of ``value`` to its inputs allocates.
+
+    Where autograd may allocate others on the way, they count twice.
+    """
     needed = [v.columns for v in value.inputs if v.trains or (isinstance(value, Rowwise) and v.entries_per_row is None)]
     made = value.columns + sum(needed)
     inner = value.statistics.inner_columns if isinstance(value, Moments) else 0
@@ -434,7 +451,7 @@ def _columns_at(value: Value) -> int:
 
 
 def _product_columns(value: Value) -> int:
-    """Columns that multiplying with a weight takes besides."""
+    """Return the further columns that a product with a weight takes."""
     if not isinstance(value, Projection):
         return 0
     return value.product.columns(value.inputs[0].columns, value.columns)
@@ -447,7 +464,7 @@ def _product_columns(value: Value) -> int:
 
 
 def _forward_work(value: Value, drawn: int = 0) -> Work:
-    """To compute ``value`` from its inputs; a random number takes as long as ``drawn`` values."""
+    """Return the work of computing ``value`` from its inputs; a random number costs as much as ``drawn`` values."""
     inputs = sum(source.held_columns for source in value.inputs if not isinstance(source, Moments))
     match value:
         case SparseProduct():
@@ -472,7 +489,7 @@ def _forward_work(value: Value, drawn: int = 0) -> Work:
 
 
 def _backward_work(value: Value) -> Work:
-    """To take the gradient of ``value`` to its inputs and parameters, what it needs being at hand."""
+    """Return the work of propagating the gradient of ``value`` to its inputs and parameters, with its needs at hand."""
     forward = _forward_work(value)
     match value:
         case SparseProduct():
@@ -492,5 +509,5 @@ def _backward_work(value: Value) -> Work:
 
 
 def _products(value: Rowwise) -> int:
-    """Multiply-adds a row of a function's matrices: each is taken to multiply the row once."""
+    """Return the multiply-adds per row of a function's matrices, each of which is assumed to multiply the row once."""
     return sum(parameter.numel() for parameter in value.parameters if parameter.dim() > 1)

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forward stages run again, right before the backward stage that needs what they once had.
+"""Forward stages that are run again, right before the backward stage that needs their values.
 
 Of a *recomputed* stage nothing is kept for the backward pass, and what no later forward stage reads is not even
-written. Before the backward stage that needs such a value, the forward stages from the nearest ones that are kept up to
-its own are run again, each on its own rows in the same tiles, with the same functions and the same
-masks: what they compute is the same to the bit. They store what the next of them pulls and loads, and the last of them
-what the backward stage asked for, in matrices of their own that last until the last backward stage which reads them:
+written. Before the backward stage that needs such a value, the forward stages from the nearest kept values up to the
+value's own stage are run again: on their own rows in the same tiles, with the same functions and the same masks, so
+that the values have the same bits. Each stores what the next one pulls and loads, and the last one what the backward
+stage needs, in separate matrices that last until the last backward stage that reads them:
 
     z2 recomputed  …   loss   forward 1   forward 2   backward 2   backward 1
     loads                     z1                      z2.2         z1
     pulls              m3                 m2.2        dp3          dp2
     stores             dp3    m2.2        z2.2        dp2
 
-Of stages before any aggregation, what an attention or a maximum pulls can be made again, too: its backward has a row's
-own next to what it pulls, and nothing is kept for that but the features.
+What an attention or a maximum pulls of stages before any aggregation can be recomputed, too: its backward reads a row's
+own values next to what it pulls, and then only the features are kept.
 
-That a chain of values is computed again from the nearest one that is kept is how checkpointing goes (T. Chen, B. Xu, C.
-Zhang and C. Guestrin, arXiv:1604.06174, 2016); which ones are kept is the planner's affair.
+Recomputing a chain of values from the nearest kept one is checkpointing (T. Chen, B. Xu, C. Zhang and C. Guestrin,
+arXiv:1604.06174, 2016); the planner chooses which values are kept.
 
 Pure: nothing here computes anything.
 """
@@ -42,8 +42,11 @@ class Forward:
 
 
 class Recomputation:
-    """The stages of ``schedule`` where ``recomputed`` ones are run again; with ``first_messages`` the first, too, for
-    what attentions pull of them (``first_messages_of``). Nothing is where none is."""
+    """The stages of ``schedule`` with ``recomputed`` ones run again.
+
+    With ``first_messages``, the first stages are run again, too, for what attentions pull of them
+    (``first_messages_of``).
+    """
 
     def __init__(self, schedule: Schedule, recomputed: Collection[int], *, first_messages: bool = False) -> None:
         assert not recomputed or set(recomputed) <= set(recomputable(schedule)), "a stage that cannot be run again"
@@ -51,8 +54,8 @@ class Recomputation:
         self._messages = {schedule.source_stage(a): a for a in first_messages_of(schedule)} if first_messages else {}
         self._recomputed = frozenset(recomputed)
         self._read: set[Value] = set()
-        """What later forward stages load, the loss among them, and the backward part that goes with it; and the own
-        rows that targets bring to what they pull."""
+        """What later forward stages load, including the loss with its part of the backward pass, and the targets' own
+        rows."""
         if recomputed:
             pulled = (schedule.pulled(stage) for stage in range(schedule.last + 1))
             self._read.update(one.target for one in pulled if isinstance(one, EdgeAggregate) and one.target is not None)
@@ -60,21 +63,23 @@ class Recomputation:
             for stage in range(schedule.last - 1, -1, -1):
                 self._read.update(self.forward(stage).recipe.leaves)
         self.made: dict[Value, int] = {}
-        """What the backward pass has computed again, with the backward stage that it is first for."""
+        """What the backward pass has recomputed, with the backward stage that needs it first."""
         last = schedule.last if self._recomputed else schedule.first_stages if self._messages else 0
         self.before = {stage: self._repeat(stage) for stage in range(last - 1, -1, -1)}
-        """By stage: what is run again before its backward, in order."""
+        """By stage, what is run again before its backward, in order."""
 
     # ---- forward ----------------------------------------------------------------------------------------
 
     def loss_recipe(self) -> Recipe:
-        """How the last stage has its output and what its backward needs."""
+        """Return the recipe of the last stage for its output and for what its backward needs."""
         schedule, last = self._schedule, self._schedule.last
         return schedule.recipe([schedule.output, *schedule.backward_needs(last)], last, forced=schedule.recorded(last))
 
     def forward(self, stage: int) -> Forward:
-        """The epoch's own run of ``stage``, which computes what moments are taken of besides. Of what is recomputed,
-        only what later forward stages read is stored."""
+        """Return the epoch's own run of ``stage``, which also computes what moments are taken of.
+
+        Of recomputed values, only those that later forward stages read are stored.
+        """
         schedule = self._schedule
         kept = [v for v in schedule.values if v in schedule.kept and schedule.stage[v] == stage]
         stored = tuple(v for v in kept if not self._is_recomputed(v) or v in self._read)
@@ -86,17 +91,17 @@ class Recomputation:
     # ---- backward ---------------------------------------------------------------------------------------
 
     def backward_recipe(self, stage: int) -> Recipe:
-        """How to have what the backward of ``stage`` needs, for the rows that need it."""
+        """Return the recipe for what the backward of ``stage`` needs, for the rows that need it."""
         recipe = self._schedule.backward_recipe(stage)
         return replace(recipe, recomputed={v: self.made[v] for v in recipe.leaves if v in self.made})
 
     def made_for(self, message: Aggregate) -> int | None:
-        """The backward stage that what ``message`` pulled is computed again for; None: it is kept."""
+        """Return the backward stage for which what ``message`` pulled is recomputed; None: it is kept."""
         stage = self._schedule.source_stage(message)
         return stage if self._messages.get(stage) is message else None
 
     def _repeat(self, backward: int) -> list[Forward]:
-        """What is run again before the stage ``backward``, whose predecessors have theirs already."""
+        """Return what is run again before the stage ``backward``; later backward stages already have theirs."""
         schedule = self._schedule
         values: dict[int, set[Value]] = defaultdict(set)
         messages: dict[int, set[Aggregate]] = defaultdict(set)
@@ -125,7 +130,7 @@ class Recomputation:
         return found[::-1]
 
     def _recipe(self, stage: int, targets: Sequence[Value]) -> Recipe:
-        """From what is kept of ``stage``, or where nothing is or it does not do, from what it pulls."""
+        """Return the recipe from what is kept of ``stage`` or, if that is not enough, from what it pulls."""
         if stage not in self._recomputed:
             recipe = self._schedule.recipe(targets)
             if not recipe.pulled:
@@ -137,9 +142,12 @@ class Recomputation:
 
 
 def recomputable(schedule: Schedule) -> tuple[int, ...]:
-    """The stages that may be recomputed: those of which the backward pass reads something, up to the first attention or
-    maximum, whose result is kept with what its own backward needs. Without the first stages, which pull nothing: what
-    they keep is computed from what is there in every epoch, wherever it is needed (``Schedule``)."""
+    """Return the stages that may be recomputed.
+
+    They are those of which the backward pass reads something, up to the first attention or maximum, whose result is
+    kept with what its own backward needs. First stages, which pull nothing, are excluded: what they keep is always
+    computed from constants wherever it is needed (``Schedule``).
+    """
     read = {schedule.stage[leaf] for leaf in read_backward(schedule)}
     found = []
     for stage in range(schedule.first_stages, schedule.last):
@@ -151,8 +159,10 @@ def recomputable(schedule: Schedule) -> tuple[int, ...]:
 
 
 def first_messages_of(schedule: Schedule) -> tuple[EdgeAggregate, ...]:
-    """The attentions and maxima whose backward has own rows of what they pulled, which first stages make of what is
-    always there; without those whose targets pull it once more."""
+    """Return the attentions and maxima whose backward reads own rows of what they pulled of first stages.
+
+    First stages make these from constants. Aggregations whose targets pull them once more are excluded.
+    """
     found = (schedule.pulled(stage + 1) for stage in range(min(schedule.first_stages, schedule.last)))
     return tuple(
         above
@@ -165,6 +175,6 @@ def first_messages_of(schedule: Schedule) -> tuple[EdgeAggregate, ...]:
 
 
 def read_backward(schedule: Schedule) -> tuple[Value, ...]:
-    """What the stages before the last one keep for the backward pass."""
+    """Return what the stages before the last one keep for the backward pass."""
     leaves = (leaf for stage in range(schedule.last) for leaf in schedule.backward_recipe(stage).leaves)
     return in_order({leaf for leaf in leaves if leaf in schedule.kept})

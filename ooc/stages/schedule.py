@@ -2,23 +2,23 @@
 """When each value of a network is computed, over which rows, and which values are kept for later.
 
 Aggregates and moments need all rows of their input first: each begins a stage, in the order of the network. A stage's
-other values are local. What a later stage or the backward pass needs of an earlier one is either kept, written once
-and read at each use, or computed again from what is kept. Kept are
+other values are local. What a later stage or the backward pass needs of an earlier stage is either kept (written once
+and read at each use) or computed again from what is kept. Kept are
 
-- the *head* of a stage: where the chain of sums behind the pulled matrix ends, before the first norm or activation.
-  From it the rest of the stage is computed again for the price of some element-wise work; if all that takes it is a
-  ReLU or tanh, the result of that instead;
-- what a linear map is given, where that is what was pulled: its weight's gradient needs it;
-- the result of an attention or a maximum with what it keeps for its backward, and what targets bring to it;
-- what a later stage needs and could only compute from several kept values or through another dense product, or rather
-  the last sum on the way there;
-- of what a rectifier is given the signs, a bit a value, where the backward of its stage needs nothing else of it.
+- the *head* of a stage: the end of the chain of sums after the pulled matrix, before the first norm or activation. From
+  it the rest of the stage is recomputed by a few element-wise operations. If only a ReLU or tanh uses it, its result is
+  kept instead;
+- the input of a linear map, where that is the pulled matrix: its weight's gradient needs it;
+- the result of an attention or a maximum with what its backward needs, and the targets' own rows in it;
+- a value that a later stage needs and that depends on several kept values or on another dense product; or rather, the
+  last sum on the way there;
+- the signs of a rectifier's input, a bit per value, where the backward of its stage needs nothing else of it.
 
-Where nodes are of several types, a stage is over the rows of one of them, and there is a first stage for each. The
-backward of the stage before an aggregation pulls the gradient of what that has pulled, so it has to be over the rows of
-its source: where it would not be, a *relay* lies between the two, a stage that only does that. What is pulled is made
-there, too, if it is a product for this aggregation alone and wider than what it is of: those for all types of edges
-would wait for their turns otherwise, and so would their gradients.
+In a heterogeneous graph a stage is over the rows of one node type, and each type has a first stage. The backward of the
+stage before an aggregation pulls the gradient of what that aggregation has pulled, so that stage has to be over the
+rows of the aggregation's source. Where it would not be, a *relay* is inserted, a stage that only does that. A product
+for this aggregation alone that is wider than its input is also made in the relay; otherwise the products for all edge
+types, and their gradients, would have to wait for their turns.
 
 Pure: nothing here computes anything.
 """
@@ -47,18 +47,18 @@ V = TypeVar("V", bound=Value)
 
 
 def is_constant(value: Value) -> bool:
-    """Whether it is there before the first stage, and until the last: the features, what is aggregated from them once,
-    and an embedding."""
+    """Return whether the value exists before the first stage and throughout: features, their aggregates, an
+    embedding."""
     return isinstance(value, (Features, Learnt)) or (isinstance(value, Aggregate) and value.once)
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to have ``targets``: load ``leaves``, then compute ``order``. ``pulled``: it needs what the stage pulls.
+    """How to obtain ``targets``: load ``leaves``, then compute ``order``. ``pulled``: it needs what the stage pulls.
 
-    ``reach``: up to how many hops before the output rows of a value are needed; every row of those not in it.
-    ``recomputed``: of the leaves those computed again (``recomputation``), with the backward stage that this was
-    for; ``repeated``: the backward stage for which this is itself done again.
+    ``reach``: for each value, the hops before the output up to which its rows are needed; every row of values without
+    an entry. ``recomputed``: the leaves that are recomputed (``recomputation``), with the backward stage they are for;
+    ``repeated``: the backward stage for which this recipe itself is run again.
     """
 
     leaves: tuple[Value, ...]
@@ -71,11 +71,12 @@ class Recipe:
 
 
 class Schedule:
-    """The stages of ``output``. ``training``: with a backward pass; ``recompute``: what comes of constants is not kept.
+    """The stages of ``output``. ``training``: with a backward pass; ``recompute``: values from constants are not kept.
 
-    ``stage`` says when a value is first there, ``barriers[s]`` what stage s begins with (None: first stages and
-    relays), ``spaces[s]`` the type of its rows, ``first_stages`` how many come before any aggregation, ``learnt`` by
-    first stage the embedding of its rows, ``kept`` what is kept, ``users`` who takes a value as input.
+    ``stage``: the stage in which a value is first available; ``barriers[s]``: what stage s begins with (None: first
+    stages and relays); ``spaces[s]``: the node type of its rows; ``first_stages``: how many precede any aggregation;
+    ``learnt``: by first stage, the embedding of its rows; ``kept``: the kept values; ``users``: the values that take a
+    value as input.
     """
 
     def __init__(self, output: Value, *, training: bool, recompute: bool) -> None:
@@ -100,12 +101,12 @@ class Schedule:
         self.last = self.stage[output]
         self.kept: set[Value] = set()
         self.of_constants: set[Value] = set()
-        """What is kept, or would be, and comes of the features and of what is aggregated from them once."""
+        """The values that are kept, or would be, and depend only on features and their aggregates."""
         for stage in range(self.last):
             self._choose(stage, training)
         self._keep_rectified()
         self.dropped = self.of_constants if recompute else set()
-        """What would be kept but for ``recompute``."""
+        """The values that are not kept because of ``recompute``."""
         self.kept -= self.dropped
         if training:
             for stage in range(self.last):
@@ -133,29 +134,29 @@ class Schedule:
             self.stage[value] = max((self.stage[source] for source in value.inputs), default=0)
 
     def _is_for_one(self, source: Value, aggregate: Value) -> bool:
-        """Whether ``source`` is better made right before it is pulled."""
+        """Return whether ``source`` is better computed right before it is pulled."""
         alone = source.space != "" and self.users[source] == [aggregate]
         return alone and isinstance(source, Projection) and source.columns > source.source.columns
 
     def _begin(self, barrier: Value | None, space: str) -> int:
-        """A stage more."""
+        """Begin another stage."""
         self.barriers.append(barrier)
         self.spaces.append(space)
         return len(self.barriers) - 1
 
     def is_idle(self, stage: int) -> bool:
-        """Whether its forward has nothing to do: as most relays, or the first stage of nodes that are only summed
-        over."""
+        """Return whether the stage's forward has nothing to do, as in most relays, or in first stages of targets
+        only."""
         stores = any(self.stage[value] == stage for value in self.kept) or self.messages(stage) or self.moments(stage)
         return len(set(self.spaces)) > 1 and not stores
 
     def pulled(self, stage: int) -> Aggregate | None:
-        """What ``stage`` pulls, if it begins with an aggregation."""
+        """Return what ``stage`` pulls, if it begins with an aggregation."""
         barrier = self.barriers[stage]
         return barrier if isinstance(barrier, Aggregate) else None
 
     def in_stage(self, stage: int) -> list[Value]:
-        """The local values of ``stage``."""
+        """Return the local values of ``stage``."""
         return [
             v
             for v in self.values
@@ -163,16 +164,16 @@ class Schedule:
         ]
 
     def all_in_stage(self, stage: int) -> list[Value]:
-        """The values that are first there in ``stage``, with what it pulls; an embedding in the first."""
+        """Return the values first available in ``stage``, with what it pulls; with an embedding in a first stage."""
         before = self.learnt.get(stage, self.pulled(stage))
         return [*([before] if before is not None else []), *self.in_stage(stage)]
 
     def messages(self, stage: int) -> list[Aggregate]:
-        """The aggregations that pull what ``stage`` computes."""
+        """Return the aggregations that pull what ``stage`` computes."""
         return [b for b in self.barriers if isinstance(b, Aggregate) and self.source_stage(b) == stage]
 
     def moments(self, stage: int) -> list[Moments]:
-        """The moments that are taken of what ``stage`` computes."""
+        """Return the moments of what ``stage`` computes."""
         return [b for b in self.barriers if isinstance(b, Moments) and self.source_stage(b) == stage]
 
     def source_stage(self, barrier: Value) -> int:
@@ -181,24 +182,25 @@ class Schedule:
     # ---- the backward pass -------------------------------------------------------------------------------
 
     def backward_of(self, stage: int) -> list[Value]:
-        """The values whose gradients are taken further in the backward of ``stage``, last first."""
+        """Return the values whose gradients are propagated in the backward of ``stage``, last first."""
         found = [v for v in self.in_stage(stage) if v.trains] + [m for m in self.moments(stage) if m.trains]
         return sorted(found, key=lambda value: -value.index)
 
     def reach(self, value: Value) -> int:
-        """Up to how many hops before the output rows of ``value`` have a gradient."""
+        """Return the hops before the output up to which rows of ``value`` have a gradient."""
         return EVERYWHERE if isinstance(value, Moments) else self.hops[value]
 
     def backward_needs(self, stage: int) -> dict[Value, int]:
-        """The values whose rows that takes, and up to how many hops before the output."""
+        """Return the values whose rows the backward of ``stage`` needs, and up to how many hops before the output."""
         return _furthest((self._at_hand(need), reach) for need, reach in self._needs(stage))
 
     def recorded(self, stage: int) -> list[Value]:
-        """The values of ``stage`` that autograd differentiates, and which its backward therefore has to compute."""
+        """Return the values of ``stage`` that autograd differentiates, which its backward therefore has to compute."""
         return [v for v in self.backward_of(stage) if isinstance(v, Rowwise)]
 
     def backward_recipe(self, stage: int, needs: Mapping[Value, int] | None = None) -> Recipe:
-        """How to have what the backward of ``stage`` needs, or ``needs`` of that, for the rows that need it."""
+        """Return the recipe for what the backward of ``stage`` needs, or for ``needs`` of that, for the rows that need
+        it."""
         recorded = self.recorded(stage)
         targets = self.backward_needs(stage) if needs is None else needs
         recipe = self.recipe(targets, forced=recorded)
@@ -211,16 +213,16 @@ class Schedule:
         return replace(recipe, reach=reach)
 
     def used_backward(self, value: Value) -> list[Value]:
-        """What taking the gradient of ``value`` further needs, as it is at hand."""
+        """Return what propagating the gradient of ``value`` needs, as it is available."""
         return [*map(self._at_hand, value.needs())]
 
     def upstream_needs(self, stage: int) -> tuple[Value, ...]:
-        """What the gradient of what ``stage`` pulls is made with, last of all."""
+        """Return what the last step of the backward, the gradient of what ``stage`` pulls, needs."""
         pulled = self.pulled(stage)
         return pulled.needs() if pulled is not None and pulled.finds_upstream else ()
 
     def _at_hand(self, need: Value) -> Value:
-        """Whichever tells what signs do, where these are not kept: a rectifier's result, if that is, or its input."""
+        """Return what replaces signs that are not kept: a rectifier's result, if that is kept, or its input."""
         if not isinstance(need, Signs) or need in self.kept:
             return need
         return next(
@@ -233,21 +235,23 @@ class Schedule:
         )
 
     def _needs(self, stage: int) -> list[tuple[Value, int]]:
-        """What the backward of ``stage`` needs, signs as such, each with the reach of the value that needs it."""
+        """Return what the backward of ``stage`` needs, including signs, each with the reach of the value that needs
+        it."""
         values = self.backward_of(stage)
         needs = [(n, EVERYWHERE) for n in self.upstream_needs(stage)]
         return needs + [(n, self.reach(v)) for v in values for n in v.needs()]
 
     def later_users(self, value: Value) -> list[Value]:
-        """The local users of ``value`` in later stages."""
+        """Return the local users of ``value`` in later stages."""
         own = self.stage[value]
         return [u for u in self.users[value] if not isinstance(u, (Aggregate, Moments)) and self.stage[u] > own]
 
     def shares_gradient(self, value: Value) -> Aggregate | None:
-        """The aggregation whose result gets the very gradient that ``value`` gets from later stages, if there is one.
+        """Return the aggregation whose result has the same gradient as ``value`` gets from later stages, if there is
+        one.
 
-        So it is for what is added to an aggregation's result. t · gradient is stored anyway, to be pulled; where
-        t is never zero, the gradient can be had back.
+        That is so for what is added to an aggregation's result. t · gradient is stored anyway, to be pulled; where t is
+        never zero, the gradient can be recovered from it.
         """
         later = self.later_users(value)
         if len(later) != 1 or any(isinstance(u, Aggregate) for u in self.distant_users(value)):
@@ -263,14 +267,16 @@ class Schedule:
         return pulled if self._bearer(user) is self._bearer(pulled) else None
 
     def distant_users(self, value: Value) -> list[Value]:
-        """The aggregations of ``value`` that are pulled back later than in the stage after its own; what is scattered
-        to waits for the stage itself."""
+        """Return the aggregations of ``value`` whose gradient is pulled later than in the stage after its own.
+
+        Gradients that are scattered wait for the stage itself.
+        """
         own = self.stage[value]
         aggregates = (u for u in self.users[value] if isinstance(u, Aggregate) and u.source is value)
         return [u for u in aggregates if self.stage[u] > own + 1 and not isinstance(u, Opaque)]
 
     def _bearer(self, value: Value) -> Value:
-        """The last value that has the same gradient as ``value``."""
+        """Return the last value that has the same gradient as ``value``."""
         users = self.users[value]
         while len(users) == 1 and self.stage[users[0]] == self.stage[value] and _passes_on(users[0], value):
             value = users[0]
@@ -280,8 +286,10 @@ class Schedule:
     # ---- what is kept ------------------------------------------------------------------------------------
 
     def recipe(self, targets: Collection[Value], stage: int | None = None, forced: Sequence[Value] = ()) -> Recipe:
-        """How to have ``targets`` in ``stage``; None: outside, where nothing is pulled. ``forced`` are computed
-        besides, even where they are kept."""
+        """Return how to obtain ``targets`` in ``stage``; None: outside of it, where nothing is pulled.
+
+        ``forced`` values are computed as well, even if they are kept.
+        """
         available = self.pulled(stage) if stage is not None else None
         leaves: set[Value] = set()
         order: set[Value] = set()
@@ -303,7 +311,7 @@ class Schedule:
         return Recipe(in_order(leaves), in_order(order), pulled, tuple(targets))
 
     def _choose(self, stage: int, training: bool) -> None:
-        """Decide what of ``stage`` is kept."""
+        """Decide which values of ``stage`` are kept."""
         aggregates = [a for a in self.barriers if isinstance(a, EdgeAggregate)]
         own = (value for a in aggregates for value in a.own_values if self.stage[value] == stage)
         self.kept |= {value for value in own if not is_constant(value)}
@@ -321,7 +329,7 @@ class Schedule:
         return list(dict.fromkeys(need for need, _ in self._needs(stage) if not isinstance(need, Signs)))
 
     def _keep_signs(self, stage: int) -> None:
-        """Keep the signs that the backward of ``stage`` needs of rows that it would not have at hand anyway."""
+        """Keep the signs that the backward of ``stage`` needs for rows it would not have otherwise."""
         needs = self._needs(stage)
         recipe = self.backward_recipe(stage, _furthest(need for need in needs if not isinstance(need[0], Signs)))
         at_hand = {*recipe.leaves, *recipe.order}
@@ -331,8 +339,10 @@ class Schedule:
                 self.kept.add(need)
 
     def _keep_rectified(self) -> None:
-        """In place of what is kept for a ReLU or tanh alone, its result: that tells the gradient, too, and need not be
-        computed again wherever it is used."""
+        """Keep a ReLU's or tanh's result instead of an input that nothing else uses.
+
+        The result suffices for the gradient, and need not be recomputed wherever it is used.
+        """
         for value in in_order(self.kept):
             users = self.users[value]
             if len(users) == 1 and is_told_by_result(users[0]) and self.stage[users[0]] == self.stage[value]:
@@ -342,7 +352,7 @@ class Schedule:
                         kept.add(users[0])
 
     def _provide(self, value: Value, stage: int, *, uses: int) -> None:
-        """See to it that ``value`` can be had outside its stage: ``uses`` times later, or (0) by its backward alone."""
+        """Make ``value`` available outside its stage: for ``uses`` later stages, or (0) for its backward only."""
         if value in self.kept or is_constant(value):
             return
         recipe = self.recipe([value])
@@ -370,7 +380,8 @@ class Schedule:
                 self.of_constants.add(anchor)
 
     def _path(self, stage: int) -> list[Value]:
-        """From what ``stage`` pulls along sums and at most one linear map, each the only user of the one before."""
+        """Return the chain from what ``stage`` pulls along sums and at most one linear map, each the only user of the
+        one before."""
         pulled = self.pulled(stage)
         assert pulled is not None
         path: list[Value] = [pulled]
@@ -384,7 +395,8 @@ class Schedule:
         return path
 
     def _anchor(self, value: Value, stage: int) -> Value:
-        """``value``, or the sum or product it is computed from without another one: better kept, for the way back."""
+        """Return ``value``, or the value it is computed from by element-wise operations: the better one to keep for
+        backward."""
         light = (Dropout, Rectified, Sigmoidal, ExponentialLinear, Rowwise)
         while isinstance(value, light) and not value.heavy:
             sources = rows_in(value)
@@ -394,9 +406,12 @@ class Schedule:
         return value
 
     def _stage_hops(self, training: bool) -> list[int]:
-        """Hops before the output, at most, of what each stage computes; a stage has all rows that later ones of its
-        type of nodes have, and in ``training`` those that its backward pulls the gradient of the next sum's source for:
-        an earlier stage may have computed it, for more rows."""
+        """Return, for each stage, the most hops before the output of what it computes.
+
+        A stage has all rows that later stages of its node type have. In ``training`` it also has those of the next
+        sum's source, whose gradient its backward pulls, since an earlier stage may have computed the source for more
+        rows.
+        """
         found: list[int] = []
         later: dict[str, int] = {}
         for stage in range(self.last, -1, -1):
@@ -413,12 +428,12 @@ class Schedule:
 
 
 def is_told_by_result(value: Value) -> bool:
-    """Whether its result tells what its gradient needs."""
+    """Return whether a value's result suffices to compute its gradient."""
     return isinstance(value, Sigmoidal) or (isinstance(value, Rectified) and value.slope is None)
 
 
 def _passes_on(user: Value, value: Value) -> bool:
-    """Whether ``user`` is a sum that hands its own gradient to ``value``."""
+    """Return whether ``user`` is a sum that passes its own gradient on to ``value``."""
     if not isinstance(user, Sum):
         return False
     factors = [factor for factor, term in zip(user.factors, user.inputs, strict=True) if term is value]
@@ -426,7 +441,7 @@ def _passes_on(user: Value, value: Value) -> bool:
 
 
 def _furthest(needs: Iterable[tuple[Value, int]]) -> dict[Value, int]:
-    """The largest reach of each value."""
+    """Return the largest reach of each value."""
     found: dict[Value, int] = {}
     for value, reach in needs:
         found[value] = max(reach, found.get(value, 0))
@@ -434,14 +449,15 @@ def _furthest(needs: Iterable[tuple[Value, int]]) -> dict[Value, int]:
 
 
 def rows_in(value: Value) -> list[Value]:
-    """The inputs that it is computed from row by row."""
+    """Return the inputs from which the value is computed row by row."""
     return [source for source in value.inputs if not isinstance(source, Moments)]
 
 
 def last_uses(
     order: Sequence[Value], used: Callable[[Value], Iterable[Value]], kept: Iterable[Value]
 ) -> list[tuple[Value, ...]]:
-    """Of each in ``order`` what it is the last to have ``used``, but for what is ``kept`` beyond all of them."""
+    """Return, for each value in ``order``, those of its ``used`` values that no later one uses, except ``kept``
+    ones."""
     later, found = set(kept), list[tuple[Value, ...]]()
     for value in reversed(order):
         found.append(tuple(source for source in dict.fromkeys(used(value)) if source not in later))
@@ -450,10 +466,10 @@ def last_uses(
 
 
 def kept_beyond(recipe: Recipe) -> list[Value]:
-    """What stays at hand after all of ``recipe`` is computed: leaves are loaded again."""
+    """Return the values that remain after ``recipe`` is computed; leaves are loaded again instead."""
     return [value for value in recipe.targets if value not in recipe.leaves]
 
 
 def in_order(values: Iterable[V]) -> tuple[V, ...]:
-    """As the network computes them."""
+    """Return the values in the order of the network."""
     return tuple(sorted(values, key=lambda value: value.index))

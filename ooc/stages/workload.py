@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a network on a graph asks of memory, as plain data for the planner."""
+"""The memory that a network on a graph needs, as plain data for the planner."""
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
@@ -35,24 +35,25 @@ from ooc.storage.types import features_name
 from ooc.storage.versioned_array import VersionedArray
 
 _OF_A_PARAMETER = 5
-"""Numbers: itself, its gradient, two of the optimizer's, and one more while the optimizer steps."""
+"""Numbers per parameter: itself, its gradient, two of the optimizer's, and one more while the optimizer steps."""
 
 TASKS_AHEAD = 3
-"""Tiles under way or waiting, by worker: what keeps workers busy while one thread moves blocks for the next step."""
+"""Tiles in progress or waiting, per worker, so that workers stay busy while one thread moves blocks for the next
+step."""
 _MOST_WAITING_BYTES = 4 << 20
-"""Of results that wait. Where the gradients of a tile, of parameters and of other rows, are so large that they would be
-more, fewer wait, down to one a worker; what that costs in time was not measured."""
+"""The most bytes of waiting results. Where a tile's gradients are so large that they would exceed it, fewer tiles wait,
+down to one per worker; the cost in time was not measured."""
 
 LABELS = ("y", "split/train", "split/valid", "split/test")
 
 
 def store_matrices(store: Store) -> tuple[str, ...]:
-    """The store's matrices that stages load."""
+    """Return the store's matrices that stages load."""
     return (*map(features_name, [""] if store.types is None else store.types.nodes), *LABELS)
 
 
 def matrix_columns(network: Network, store: Store) -> dict[str, int]:
-    """Columns of the matrices that are there before any stage."""
+    """Return the columns of the matrices that exist before any stage."""
     features = {"": store.num_features} if store.types is None else store.types.features
     columns = {name: 1 for name in LABELS} | {"y": store.array("y").columns}
     columns |= {features_name(space): width for space, width in features.items()}
@@ -72,7 +73,7 @@ def describe_workload(
     threads: int,
     steps: Mapping[str, Sequence[Step]],
 ) -> Workload:
-    """The stages of the programs ``steps``, the matrices they name, and the topology, tile by tile."""
+    """Return the stages of the programs ``steps``, the matrices they name, and the topology by tile."""
     programs = {name: tuple(step.spec for step in program) for name, program in steps.items()}
     every = [stage for stages in programs.values() for stage in stages]
     pulls = [(stage, stage.pull) for stage in every if stage.pull is not None]
@@ -130,7 +131,8 @@ def describe_workload(
 
 
 def _parameter_bytes(network: Network) -> int:
-    """Of the model, whatever a plan does: parameters with all that belongs to them, and what the network keeps."""
+    """Return the model's bytes, independent of a plan: parameters with all that belongs to them, and the network's
+    data."""
     parameters, idle = (sum(p.numel() for p in found) for found in (network.parameters, network.idle))
     kept = network.rounded_nbytes + network.made_nbytes + network.statistics_nbytes
     return (_OF_A_PARAMETER * parameters + idle) * network.dtype.itemsize + kept
@@ -145,7 +147,8 @@ def _matrices(
     itemsize: int,
     spilled_itemsize: int,
 ) -> dict[str, Matrix]:
-    """What the stages name; the store's come first. What is ``lasting`` outlives the run and is never rounded."""
+    """Return the matrices that the stages name, the store's first. ``lasting`` ones outlive the run and are never
+    rounded."""
     used = {n for s in every for n in (*s.loads, *s.writes, *((s.pull.source,) if s.pull else ()))}
     read_rows = {name: rows for name, rows in builder.read_rows.items() if name not in lasting}
     height = {name: _stored_rows(name, every, read_rows) for s in every for name in s.stores}
@@ -169,7 +172,7 @@ def _matrices(
 
 
 def _scattered_bytes(stage: Stage, pull: Pull, topologies: Mapping[EdgesKey, Topology], tile_rows: int) -> int:
-    """What a pull finds for other rows, of the tile for which that is most."""
+    """Return the bytes of what a pull scatters, for the largest tile."""
     if pull.per_edge is None:
         return 0
     edges = most_edges(topologies[pull.direction], tile_rows, stage.rows, tile_rows)
@@ -183,7 +186,7 @@ def _topologies(
     counts: EdgeCounts,
     tile_rows: int,
 ) -> dict[EdgesKey, Topology]:
-    """The neighbour lists that the stages pull along, and what edges carry there."""
+    """Return the neighbour lists that the stages pull along, with edge data."""
     pulled: dict[EdgesKey, set[EdgeData]] = {}
     for stage in every:
         if stage.pull is not None:
@@ -207,26 +210,26 @@ def _topologies(
 
 
 def _place(key: EdgesKey) -> tuple[int, str]:
-    """In what order topologies are listed."""
+    """Return the sort key of a topology."""
     return ([*Direction].index(key), "") if isinstance(key, Direction) else (len(Direction), key.value)
 
 
 def edge_array(store: Store, direction: EdgesKey, data: EdgeData) -> Array:
-    """What the store's edges carry, in the order of ``direction``; of features without their zeros, their values."""
+    """Return the edge data of the store in the order of ``direction``; for sparse features, their values."""
     if direction is Direction.FEATURES:
         return store.edge_data(direction.value)[0]
     return (store.edge_weight if data is EdgeData.WEIGHT else store.edge_features)(direction.value)
 
 
 def _stored_rows(name: str, stages: Sequence[Stage], read_rows: Mapping[str, int]) -> int:
-    """Rows of a matrix that ``stages`` store: of one that they only load, no more than they need."""
+    """Return the rows of a matrix that ``stages`` store; of a matrix that is only loaded, those that they need."""
     stored = max(s.rows for s in stages if name in s.stores)
     pulled = any(s.pull is not None and name == s.pull.source for s in stages)
     return stored if pulled else min(stored, read_rows.get(name, stored))
 
 
 def zero_gradients(network: Network) -> None:
-    """Give every parameter that has a part in the output a zero gradient, allocated once, and the others none."""
+    """Give every parameter that affects the output a zero gradient, allocated once, and the others none."""
     for parameter in network.idle:
         parameter.grad = None
     for parameter in network.parameters:
@@ -237,6 +240,6 @@ def zero_gradients(network: Network) -> None:
 
 
 def drop_gradients_cut_off(network: Network) -> None:
-    """Leave none where autograd would: see ``Network.cut_off``."""
+    """Remove gradients where autograd would leave none: see ``Network.cut_off``."""
     for parameter in network.cut_off:
         parameter.grad = None
