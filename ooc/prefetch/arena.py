@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One allocation per tier, made once, in which the plan has already given every buffer its place."""
+"""One allocation per tier, made once, in which the plan has assigned a place to every buffer."""
 
 import mmap
 
@@ -12,10 +12,10 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Arena:
-    """``nbytes`` of anonymous memory on huge pages; views of it are the buffers of a run.
+    """``nbytes`` of anonymous memory on huge pages; its views are the buffers of a run.
 
-    First touch of 4 KiB pages is an order of magnitude slower than of 2 MiB ones, hence the advice. Memory
-    that is never written to costs nothing. ``used_bytes`` is the end of the highest view given out so far.
+    The first touch of 4 KiB pages is an order of magnitude slower than that of 2 MiB pages, hence the advice. Memory
+    that is never written to costs nothing. ``used_bytes`` is the end of the highest view so far.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -32,12 +32,12 @@ class Arena:
             self._map.madvise(mmap.MADV_HUGEPAGE)
 
     def view(self, offset: int, nbytes: int) -> Bytes:
-        """``nbytes`` from ``offset``, a multiple of 4 KiB; no copy."""
+        """Return a view of ``nbytes`` from ``offset``, a multiple of 4 KiB."""
         if offset < 0 or offset + nbytes > self.nbytes or self._map is None:
             raise BudgetError(f"{nbytes} bytes at {offset} asked of an arena of {self.nbytes} bytes")
         self.used_bytes = max(self.used_bytes, offset + nbytes)
         return np.frombuffer(self._map, dtype=np.uint8, count=nbytes, offset=offset)
 
     def close(self) -> None:
-        """Forget the memory; the system takes it back when the last view is gone."""
+        """Release the memory; the system takes it back when the last view is gone."""
         self._map = None

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An NVIDIA GPU by way of torch.cuda. It has never been run on one: no machine that the tests run on has a GPU.
+"""An NVIDIA GPU through torch.cuda. It has never been run on one: no machine that runs the tests has a GPU.
 
-Kernels run in torch's current stream, so all that torch computes between epochs, an optimizer's step for instance, is
-in order with them and needs no events. Copies have a stream each way, so that they overlap with kernels and with each
-other.
+Kernels run in torch's current stream. So all that torch computes between epochs, for instance an optimizer's step, is
+in order with them and needs no events. Copies have a stream for each direction, so that they overlap with kernels and
+with each other.
 """
 
 from collections.abc import Sequence
@@ -22,16 +22,16 @@ from ooc.prefetch.engine import Event
 from ooc.sizes import format_size
 
 _cuda: Any = torch.cuda
-"""Whose classes and functions have types in part only."""
+"""torch.cuda, whose classes and functions are only partly typed."""
 
 _OVERHEAD_BYTES = 128 << 20
-"""cuBLAS takes a workspace of up to 32 MiB a handle and as much for cuBLASLt (its documentation, "cublasSetWorkspace");
-torch's allocator rounds up to segments of 2 and 20 MiB (``torch.cuda.memory_stats``). Estimated; of a GPU like the H100
-torch 2.11 asks for 32 MiB for cuBLAS."""
+"""An estimate of memory outside the arena. cuBLAS takes a workspace of up to 32 MiB per handle, and cuBLASLt as much
+(its documentation, "cublasSetWorkspace"); torch's allocator rounds up to segments of 2 and 20 MiB
+(``torch.cuda.memory_stats``). For a GPU like the H100, torch 2.11 asks for 32 MiB for cuBLAS."""
 
 
 class CudaEvent(Event):
-    """``blocking``: whoever waits sleeps instead of spinning. ``timed``: the GPU notes when it happened."""
+    """An event. ``blocking``: a waiting thread sleeps instead of spinning. ``timed``: the GPU records its time."""
 
     def __init__(self, stream: torch.cuda.Stream, *, timed: bool) -> None:
         self.event: Any = _cuda.Event(enable_timing=timed, blocking=True)
@@ -45,12 +45,13 @@ class CudaEvent(Event):
         self.event.synchronize()
 
     def seconds_since(self, earlier: "CudaEvent") -> float:
-        """By the GPU's clock; both are ``timed`` and have happened."""
+        """Return the time between two ``timed`` events that have happened, by the GPU's clock."""
         return float(earlier.event.elapsed_time(self.event)) / 1000
 
 
 class CudaSide(SideStream):
-    """Whose kernels pack rows in memory of its own, ``nbytes``; to the host they are copied from there in one piece."""
+    """A side stream whose kernels pack rows in its own device memory, ``nbytes``; the host copies are made from there
+    in one piece."""
 
     def __init__(self, place: torch.device, nbytes: int) -> None:
         self._place = place
@@ -91,13 +92,13 @@ class CudaSide(SideStream):
         return staging if staging.device == self._place else self.memory[: staging.nbytes]
 
     def close(self) -> None:
-        """Return when it has done everything; its memory is given back."""
+        """Wait for everything, then release the memory."""
         self._stream.synchronize()
         self.memory.untyped_storage().resize_(0)
 
 
 class Cuda(Device):
-    """GPU ``index`` of those that CUDA sees. ``timed``: its events are, for whoever wants to know what overlaps."""
+    """GPU ``index`` as CUDA numbers them. ``timed``: events record their times, to show what overlaps."""
 
     overhead_bytes = _OVERHEAD_BYTES
 
@@ -114,7 +115,7 @@ class Cuda(Device):
 
     @property
     def unit(self) -> int:
-        """Of the card's own number the first 60 bits."""
+        """The first 60 bits of the card's UUID."""
         card: Any = torch.cuda.get_device_properties(self.place)
         return int(str(card.uuid).replace("-", "")[:15], 16)
 
@@ -185,9 +186,11 @@ class Cuda(Device):
         torch.cuda.set_per_process_memory_fraction(1.0, self.place)
 
     def _pin(self, memory: Bytes) -> None:
-        """Lock its pages: only then do copies run beside the host, and at the full rate of PCIe. With a copy of other
-        memory the driver may have the host wait for all kernels before it ("API synchronization behavior", CUDA's
-        documentation)."""
+        """Lock pages of host memory: only then do copies run asynchronously and at the full rate of PCIe.
+
+        With a copy of pageable memory, the driver may make the host wait for all earlier kernels ("API synchronization
+        behavior", CUDA's documentation).
+        """
         if not memory.nbytes:
             return
         code = int(_cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, 0))

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frames and regions in a device's own memory, and the events between kernels and copies.
 
-Three streams touch the arena: kernels, copies to the device, copies to the host. What keeps them apart:
+Three streams use the arena: kernels, copies to the device, and copies to the host. These rules separate them:
 
-- a kernel is held until the copies of what it reads have come (``await_read``, ``hold``), and the copies out of
-  what it overwrites have gone (``await_frame``, ``move``, ``clear``);
-- a copy into a frame goes behind the kernels of the step in which the frame was last used (``vacate``), of all before
-  it, and behind the copy out of it, if there is one;
-- a copy into a slab buffer goes behind every kernel so far: those of the sweep before have read it;
-- a copy out of a frame goes behind the kernels of the step that has filled it (``write``).
+- a kernel waits for the copies of what it reads (``await_read``, ``hold``), and for the copies out of what it
+  overwrites (``await_frame``, ``move``, ``clear``);
+- a copy into a frame waits for the kernels of the step in which the frame was last used (``vacate``), for all before
+  it, and for the copy out of the frame, if there is one;
+- a copy into a slab buffer waits for every kernel so far, since those of the sweep before have read it;
+- a copy out of a frame waits for the kernels of the step that has filled it (``write``).
 
-Copies of one direction are in one stream, hence in order. Nothing here blocks the host but ``Transfers``, for host
-frames, and requests of GPUDirect, which are of no stream: for these the host waits instead of a kernel.
+Copies of one direction are in one stream, hence in order. Only ``Transfers``, for host frames, and requests of
+GPUDirect, which belong to no stream, block the host; for the latter the host waits instead of a kernel.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from ooc.prefetch.frames import Nbytes, Workspace
 from ooc.prefetch.transfers import Transfers
 
 _STEPS_KNOWN = 4
-"""Steps whose ends are kept: what a step leaves is written, and its frames are given away, two steps later."""
+"""Steps whose ends are remembered: a step's results are written, and its frames reassigned, two steps later."""
 
 
 @dataclass(eq=False)
@@ -47,10 +47,10 @@ class DeviceWorkspace(Workspace):
         self._typed: dict[torch.dtype, Tensor] = {}
         self._launched: dict[int, Event] = {}  # step of this pass → the end of its kernels
         self._vacant: Event = self.device.record()
-        """The end of the kernels that have used frames given away now."""
+        """The end of the kernels that have used the frames being reassigned now."""
 
     def hold(self, transfer: Event) -> None:
-        """Let no kernel begin before it; where a stream cannot wait for it, the host does."""
+        """Make kernels wait for the event; where a stream cannot, the host waits."""
         if transfer.of_stream:
             self.device.hold(transfer)
         else:
@@ -120,8 +120,10 @@ class DeviceWorkspace(Workspace):
     # ---- frames --------------------------------------------------------------------------------------------
 
     def _of_type(self, dtype: torch.dtype) -> Tensor:
-        """The arena as numbers of a type. Of it any matrix is one operator of torch, of bytes it would be five, and
-        the host takes 2 us in place of 10."""
+        """Return the arena as numbers of a dtype.
+
+        A matrix is then one torch operator, where from bytes it would be five, and the host takes 2 µs instead of 10.
+        """
         found = self._typed.get(dtype)
         if found is None:
             whole = self.arena.nbytes // dtype.itemsize * dtype.itemsize
@@ -129,6 +131,6 @@ class DeviceWorkspace(Workspace):
         return found
 
     def _behind(self, frame: int) -> Sequence[Event]:
-        """What a copy into ``frame`` has to wait for."""
+        """Return the events that a copy into ``frame`` has to wait for."""
         leaving = self._leaving.pop(frame, None)
         return [self._vacant] if leaving is None else [self._vacant, leaving]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every engine promises: byte ranges moved later, and an error with a name when they were not.
+"""The interface of all I/O engines: byte ranges are moved asynchronously, and failures raise an error with a name.
 
-``read`` and ``write`` return at once with a ``Ticket``; memory must stay untouched until it has been waited for.
-A result that is not exactly what was asked for, whether short, failed or late, never passes: ``Ticket.wait``
-raises one SpillError that names matrix, file and offset. Nor is a disk waited for that has stopped to answer: where
-nothing at all has been moved for ``PATIENCE_S``, all that wait are told. Engines are thread-safe.
+``read`` and ``write`` return at once with a ``Ticket``; the memory must not be touched until the ticket has been waited
+for. A result that is not exactly what was requested, whether short, failed or late, is never accepted: ``Ticket.wait``
+raises one SpillError that names matrix, file and offset. A disk that no longer answers is not waited for: if nothing at
+all has been moved for ``PATIENCE_S``, all waiting threads get the error. Engines are thread-safe.
 """
 
 import contextlib
@@ -23,23 +23,23 @@ from ooc.errors import SpillError
 from ooc.prefetch.arena import Bytes
 
 PAGE_BYTES = 4096
-"""What O_DIRECT wants offsets, lengths and addresses to be multiples of, on any disk of today."""
+"""The alignment that O_DIRECT requires of offsets, lengths and addresses, on any disk of today."""
 PATIENCE_S = 300.0
-"""Long enough for a disk that is reset and for a server that starts again."""
+"""Long enough for a disk that is reset and for a server that restarts."""
 _LOOK_S = 5.0
 READ_ONLY = os.O_RDONLY | os.O_CLOEXEC
 
 
 @dataclass(eq=False, slots=True)
 class OpenFile:
-    """A file open twice: ``direct`` with O_DIRECT (-1 where refused) and ``buffered`` without."""
+    """A file opened twice: ``direct`` with O_DIRECT (-1 where refused) and ``buffered`` without."""
 
     path: Path
     direct: int
     buffered: int
 
     def close(self) -> None:
-        """May be called twice. Requests that come later fail; those under way must have ended before."""
+        """Close the file. May be called twice. Later requests fail; requests in progress must have ended before."""
         for descriptor in (self.direct, self.buffered):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -48,7 +48,7 @@ class OpenFile:
 
 @dataclass(eq=False, slots=True)
 class ChunkFile:
-    """A file of the store, open only while it is read: a store has more chunks than a process descriptors."""
+    """A file of the store, open only while it is read: a store has more chunks than a process may have descriptors."""
 
     path: Path
 
@@ -62,14 +62,14 @@ class Span(NamedTuple):
     label: str
 
     def opened(self) -> contextlib.AbstractContextManager[OpenFile]:
-        """The span's file, open for the length of a ``with`` block, and an OpenFile after that too."""
+        """Yield the span's file, open during a ``with`` block; an OpenFile remains open."""
         if isinstance(self.file, ChunkFile):
             return contextlib.closing(open_file(self.file.path))
         return contextlib.nullcontext(self.file)
 
 
 def open_file(path: Path, flags: int = READ_ONLY) -> OpenFile:
-    """Open ``path`` with and, where the filesystem takes it, without the page cache; by default for reading."""
+    """Open ``path`` with and, where the filesystem supports it, without the page cache; by default for reading."""
     direct = open_direct(path, flags)
     try:
         return OpenFile(path, direct, os.open(path, flags))
@@ -80,8 +80,10 @@ def open_file(path: Path, flags: int = READ_ONLY) -> OpenFile:
 
 
 def open_direct(path: Path, flags: int) -> int:
-    """A descriptor of ``path`` with O_DIRECT; -1 where the filesystem refuses that. OSError where it is no file: a pipe
-    would be waited for."""
+    """Return a descriptor of ``path`` with O_DIRECT; -1 where the filesystem refuses that.
+
+    OSError where it is not a regular file: opening a pipe would block.
+    """
     if not stat.S_ISREG(path.stat().st_mode):
         raise IsADirectoryError(EISDIR, "it is no file")
     try:
@@ -94,9 +96,12 @@ def open_direct(path: Path, flags: int) -> int:
 
 @dataclass(slots=True)
 class Counters:
-    """Bytes moved since the start, by direction. ``wait_s`` is what ``Ticket.wait`` has spent: computing waited for
-    the SSD. ``busy_s`` is how long some request was under way: for the rest, the SSD waited for computing.
-    ``unanswered``: somebody has waited for too long while nothing was moved."""
+    """Bytes moved since the start, by direction.
+
+    ``wait_s``: time that ``Ticket.wait`` has spent, so that computing waited for the SSD. ``busy_s``: how long some
+    request was in progress; for the rest, the SSD waited for computing. ``unanswered``: a thread has waited too long
+    while nothing was moved.
+    """
 
     read_bytes: int = 0
     write_bytes: int = 0
@@ -109,19 +114,19 @@ class Counters:
     _moved: float = 0.0
 
     def begin(self) -> None:
-        """A request sets off; from any thread."""
+        """Count the start of a request; from any thread."""
         with self.lock:
             if self._under_way == 0:
                 self._since = self._moved = time.perf_counter()
             self._under_way += 1
 
     def busy_seconds(self) -> float:
-        """``busy_s`` with what is under way now."""
+        """Return ``busy_s`` including the requests in progress."""
         with self.lock:
             return self.busy_s + (time.perf_counter() - self._since if self._under_way else 0.0)
 
     def end(self) -> None:
-        """A request has ended; from any thread."""
+        """Count the end of a request; from any thread."""
         with self.lock:
             self._under_way -= 1
             self._moved = time.perf_counter()
@@ -129,13 +134,13 @@ class Counters:
                 self.busy_s += self._moved - self._since
 
     def give_up(self) -> bool:
-        """Whether nothing has been moved for so long that nothing will be."""
+        """Return whether nothing has been moved for so long that the disk counts as unresponsive."""
         with self.lock:
             self.unanswered |= time.perf_counter() - self._moved > PATIENCE_S
             return self.unanswered
 
     def add(self, *, read_bytes: int = 0, write_bytes: int = 0, wait_s: float = 0.0) -> None:
-        """Count; from any thread."""
+        """Add to the counters; from any thread."""
         with self.lock:
             if read_bytes or write_bytes:
                 self._moved = time.perf_counter()
@@ -145,8 +150,9 @@ class Counters:
 
 
 class Event(ABC):
-    """A moment: in one of a device's streams, where all that was sent off there before it has ended, or at the end of a
-    request of the SSD. Where not ``of_stream``, neither kernels nor copies can be held for it: only the host can wait.
+    """A moment: in a device's stream, the end of all that was enqueued before; or the end of a request of the SSD.
+
+    Unless ``of_stream``, kernels and copies cannot wait for it: only the host can.
     """
 
     __slots__ = ()
@@ -162,23 +168,23 @@ class Event(ABC):
         """Block the host until it has happened."""
 
     def settle(self) -> None:
-        """The same, whatever comes of it."""
+        """Block the host until it has happened, ignoring failures."""
         self.wait()
 
     def seconds_since(self, earlier: Any) -> float:
-        """By a device's clock: of two that were recorded ``timed``, and have happened."""
+        """Return the time between two ``timed`` events that have happened, by a device's clock."""
         raise NotImplementedError
 
 
 class Ticket(Event):
-    """A promise that ``parts`` pieces will be moved, of ``span`` and maybe others. Kept by the engine, waited for by
-    its holder."""
+    """A pending request of ``parts`` pieces, of ``span`` and maybe further ones. The engine completes it; its holder
+    waits."""
 
     __slots__ = ("_counters", "_error", "_gate", "_left", "_lock", "_span", "ended_s", "happened")
     of_stream = False
     happened: bool
     ended_s: float
-    """When it has ended, by ``time.perf_counter``; once it has ``happened``."""
+    """When it ended, by ``time.perf_counter``; once it has ``happened``."""
 
     def __init__(self, counters: Counters, parts: int, span: Span | None = None) -> None:
         self._counters, self._span = counters, span
@@ -193,7 +199,7 @@ class Ticket(Event):
             counters.begin()
 
     def part_done(self, error: SpillError | None = None, *, parts: int = 1) -> None:
-        """A piece, or several, have ended, well or not. The first error is the one that is told."""
+        """Count one or several pieces as ended, successfully or not; the first error is kept."""
         with self._lock:
             self._error = self._error or error
             self._left -= parts
@@ -205,8 +211,10 @@ class Ticket(Event):
             self._gate.release()
 
     def wait(self) -> None:
-        """Block until every piece has ended; raises SpillError if any failed, or the disk does not answer. Later calls
-        tell the same."""
+        """Block until every piece has ended; raise SpillError if any failed, or the disk does not answer.
+
+        Later calls raise the same.
+        """
         if not self.happened:
             start = time.perf_counter()
             try:
@@ -220,8 +228,10 @@ class Ticket(Event):
             raise SpillError(f"{what}the disk has not answered for {PATIENCE_S:.0f} s", is_unanswered=True)
 
     def settle(self) -> None:
-        """Wait like ``wait`` but swallow failures: for cleaning up after another error. The memory of a request that is
-        given up is kept by the engine."""
+        """Wait like ``wait``, but ignore failures, for cleaning up after another error.
+
+        The engine keeps the memory of a request that is given up.
+        """
         while not self._gate.acquire(timeout=min(_LOOK_S, PATIENCE_S)):
             if self._counters.give_up():
                 return
@@ -229,8 +239,11 @@ class Ticket(Event):
 
 
 class Engine(ABC):
-    """Reads and writes byte ranges in the background. ``name`` says which one it is, ``counters`` what it moved.
-    ``watch`` is told what is read, or written (True), on the thread that asked for it."""
+    """An engine that reads and writes byte ranges in the background. ``name`` identifies it; ``counters`` count what it
+    moves.
+
+    ``watch`` is called for each read, or write (True), on the thread that requested it.
+    """
 
     name: str
     counters: Counters
@@ -238,12 +251,12 @@ class Engine(ABC):
 
     @abstractmethod
     def read(self, spans: Sequence[Span], into: Bytes, *, bulk: bool = False) -> Ticket:
-        """Fill ``into`` with the bytes of ``spans``, one after the other. ``bulk`` requests give way to others."""
+        """Fill ``into`` with the bytes of ``spans``, one after another. ``bulk`` requests give way to others."""
 
     @abstractmethod
     def write(self, spans: Sequence[Span], source: Bytes) -> Ticket:
-        """Write the bytes of ``source`` to ``spans``, one after the other."""
+        """Write the bytes of ``source`` to ``spans``, one after another."""
 
     @abstractmethod
     def close(self) -> None:
-        """Finish what is under way and end the threads; what had not begun fails. May be called twice."""
+        """Finish requests in progress and end the threads; requests that have not begun fail. May be called twice."""

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory that is computed in: frames that blocks are read into ahead of time and written out of behind it.
+"""The memory in which programs compute: frames that blocks are read into ahead of time and written from afterwards.
 
-There are two kinds. On the CPU the arena is host memory, blocks come from the SSD right into it, and whoever waits for
-one waits on the host. Where the device has memory of its own, the arena is the device's; a wait is then an order to the
-device, and the host goes on (``ooc.prefetch.device_frames``). Programs and passes are run alike in both.
+There are two kinds. On the CPU the arena is host memory, blocks come from the SSD directly into it, and a thread that
+needs a block waits on the host. With a device that has its own memory, the arena is the device's; a wait is then
+enqueued on the device while the host continues (``ooc.prefetch.device_frames``). Programs and passes run alike with
+both.
 
 Workspaces follow instructions and decide nothing. One thread uses them; ``matrix`` may be called by any.
 """
@@ -22,24 +23,24 @@ from ooc.prefetch.arena import Arena, Bytes
 from ooc.prefetch.engine import Engine, Event, Span
 
 Locate = Callable[[int], tuple[Sequence[Span], int]]
-"""Where a block lies on the SSD, and its bytes."""
+"""A function that returns where a block is on the SSD, and its bytes."""
 Nbytes = Callable[[int], int]
-"""The bytes of a block."""
+"""A function that returns the bytes of a block."""
 
 
 class Checks(Protocol):
-    """What looks at a block's bytes in host memory. Raises an OocError where they are others than were stored."""
+    """The interface of a check of blocks' bytes in host memory; raises an OocError where they differ from those
+    stored."""
 
     def check_read(self, block: int, memory: Bytes) -> None:
-        """They have come from the SSD."""
+        """Check bytes that have come from the SSD."""
 
     def note_write(self, block: int, memory: Bytes | None) -> None:
-        """They are about to be written; None: from where they cannot be seen."""
+        """Note bytes that are about to be written; None: they cannot be seen."""
 
 
 class FrameTable:
-    """Which block each frame holds, and what is under way into it: a request of the SSD, or a copy to or from a
-    device."""
+    """A table of the block in each frame, and of the request or device copy in progress into it."""
 
     def __init__(self) -> None:
         self._where: dict[int, int] = {}  # block → frame
@@ -48,15 +49,15 @@ class FrameTable:
         self._arriving: dict[int, Event] = {}  # by block
 
     def holds(self, block: int, frame: int) -> bool:
-        """Whether ``block`` is in ``frame``, or on its way into it."""
+        """Return whether ``block`` is in ``frame``, or on its way into it."""
         return self._where.get(block) == frame
 
     def hold(self, transfer: Event) -> None:
-        """From here on, for what is computed, ``transfer`` has ended."""
+        """Make later computation wait for ``transfer``."""
         transfer.wait()
 
     def await_read(self, block: int) -> None:
-        """From here on what is read of ``block`` is there."""
+        """Make later computation wait until ``block`` has been read."""
         if block in self._postponed:
             self._read_now(block)
         transfer = self._arriving.pop(block, None)
@@ -65,25 +66,25 @@ class FrameTable:
             self._arrived(block)
 
     def _read_now(self, block: int) -> None:
-        """Start reading ``block``, which was postponed, as soon as its frame is free."""
+        """Start a postponed read of ``block``, as soon as its frame is free."""
 
     def _arrived(self, block: int) -> None:
-        """What was read of ``block`` has been waited for."""
+        """Process a block whose read has been waited for."""
 
     def forget(self, blocks: range) -> None:
-        """What is below has changed: frames hold none of these ``blocks`` any more. While no program runs."""
+        """Forget these ``blocks`` in all frames, as the data below them has changed; only while no program runs."""
         for block in [block for block in self._where if block in blocks]:
             self._forget(self._where[block])
 
     def leave(self, kept: Iterable[tuple[int, int]]) -> None:
-        """A program is over: what frames hold beside the blocks ``kept`` is forgotten, as plans have it."""
+        """After a program, forget what frames hold, except the blocks ``kept``, as plans expect."""
         frames = dict(kept)
         for block, frame in list(self._where.items()):
             if frames.get(block) != frame:
                 self._forget(frame)
 
     def _give(self, block: int, frame: int) -> None:
-        """``frame`` is the frame of ``block``; what was in it is forgotten, though it may still be on its way out."""
+        """Assign ``frame`` to ``block``; its old content is forgotten, although it may still be on its way out."""
         self._forget(frame)
         self._where[block] = frame
         self._content[frame] = block
@@ -96,7 +97,7 @@ class FrameTable:
 
 
 class Workspace(FrameTable, ABC):
-    """``place`` is where its tensors are."""
+    """The frames that a program computes in; ``place`` is the device of its tensors."""
 
     place: torch.device
 
@@ -109,7 +110,7 @@ class Workspace(FrameTable, ABC):
 
     @abstractmethod
     def begin(self, program: Program, staging: Staging | None) -> None:
-        """Have in their frames the blocks that the program is to find there: read those that no other has left."""
+        """Read the blocks that the program expects in frames and no other program has left there."""
 
     def move(self, block: int, target: int) -> None:
         """Copy ``block`` to the frame ``target``."""
@@ -121,30 +122,30 @@ class Workspace(FrameTable, ABC):
         self._memory(block).copy_(source)
 
     def clear(self, first: int, count: int) -> None:
-        """Forget what ``count`` frames from ``first`` on hold: they are about to become a region."""
+        """Forget what ``count`` frames from ``first`` on hold: they become a region."""
         for frame in range(first, first + count):
             self._forget(frame)
             self._await_left(frame)
 
     def entered(self) -> None:
-        """Moves and regions of a pass are done: its steps begin."""
+        """Note that the moves and regions of a pass are done, and its steps begin."""
 
     def finish(self, program: Program) -> None:
-        """After the last step of ``program``, and the moves behind it."""
+        """End ``program``, after its last step and the moves after it."""
         self.leave(program.leaves)
 
     # ---- steps ---------------------------------------------------------------------------------------------
 
     @abstractmethod
     def vacate(self, step: int) -> None:
-        """Frames that were last used in ``step`` are given away from now on."""
+        """Allow the frames that were last used in ``step`` to be reassigned from now on."""
 
     @abstractmethod
     def acquire(self, block: int, frame: int, *, load: bool) -> None:
-        """Give ``frame`` to ``block``; ``load``: and start reading it from below."""
+        """Assign ``frame`` to ``block``; ``load``: start reading the block from below."""
 
     def await_frame(self, block: int) -> None:
-        """From here on the frame of ``block`` may be filled."""
+        """Make later computation wait until the frame of ``block`` may be filled."""
         self._await_left(self._where[block])
 
     @abstractmethod
@@ -152,32 +153,32 @@ class Workspace(FrameTable, ABC):
         """Start reading ``block`` from below into ``memory``, uint8, of a region."""
 
     def filled(self, block: int, memory: Tensor) -> None:
-        """What is under way since ``fill`` has been waited for."""
+        """Check a block that was read by ``fill`` and has been waited for."""
 
     def launched(self, step: int) -> None:
-        """All tiles of ``step`` have been put out, and on a device with memory of its own, launched."""
+        """Note that all tiles of ``step`` have been queued, or, on a device with its own memory, launched."""
 
     @abstractmethod
     def write(self, block: int, step: int) -> None:
-        """Start writing ``block``, as ``step`` has left it, to what lies below."""
+        """Start writing ``block``, as ``step`` has left it, to the tier below."""
 
     # ---- memory --------------------------------------------------------------------------------------------
 
     @abstractmethod
     def matrix(self, block: int, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
-        """The memory of ``block`` as [rows, columns] of ``dtype``."""
+        """Return the memory of ``block`` as [rows, columns] of ``dtype``."""
 
     @abstractmethod
     def region(self, frame: int, nbytes: int) -> Tensor:
-        """``nbytes`` of contiguous memory from ``frame`` on, uint8."""
+        """Return ``nbytes`` of contiguous memory from ``frame`` on, uint8."""
 
     @abstractmethod
     def await_written(self, block: int) -> None:
-        """Return when the SSD has ``block`` as it was last written."""
+        """Wait until the SSD has ``block`` as it was last written."""
 
     @abstractmethod
     def settle(self) -> None:
-        """Let everything under way end, whatever its result, and forget what is where."""
+        """Wait for everything in progress, whatever its result, and forget what frames hold."""
 
     def _memory(self, block: int) -> Tensor:
         return self.region(self._where[block], self._nbytes(block))
@@ -190,12 +191,12 @@ class Workspace(FrameTable, ABC):
 
 @dataclass(eq=False)
 class HostWorkspace(Workspace):
-    """Frames of ``frame_bytes`` in ``arena``, host memory with the SSD right below it. ``locate``: where a block is
-    read from, ``target``: where it is written to. ``part``: which of its bytes lie on the SSD, if not all.
+    """Frames of ``frame_bytes`` in ``arena``, host memory with the SSD directly below it.
 
-    A frame may be given to its next block while the last one is still being written out of it: the read into it is sent
-    off when that write has ended (``vacate``), and only who needs the frame now waits (``await_frame``,
-    ``await_read``). Every wait ends with its request, and a failed one raises SpillError.
+    ``locate``: where a block is read from; ``target``: where it is written to; ``part``: which of its bytes are on the
+    SSD, if not all. A frame may be assigned to its next block while the last one is still being written from it. The
+    read then starts when that write has ended (``vacate``), and only code that needs the frame now waits
+    (``await_frame``, ``await_read``). Every wait ends with its request, and a failed one raises SpillError.
     """
 
     place = torch.device("cpu")
@@ -229,7 +230,7 @@ class HostWorkspace(Workspace):
             self._read(block)
 
     def _read(self, block: int) -> None:
-        """Start reading ``block`` unless a write of it, or out of its frame, is under way."""
+        """Start reading ``block``, unless a write of it, or from its frame, is in progress."""
         writes = self._leaving.get(self._where[block]), self._on_their_way.get(block)
         if all(write is None or write.happened for write in writes):
             self._read_now(block)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scratch files that cannot outlive the process.
 
-A spill file never has a name (``O_TMPFILE``; where a filesystem lacks that, it is unlinked as soon as it is
-open), so the system frees it when the process ends, however that happens, and no later run can mistake it for
-its own. Its blocks are allocated at once: a disk that is too full says so before training starts.
+A spill file never has a name (``O_TMPFILE``; where a filesystem lacks that, it is unlinked as soon as it is open). So
+the system frees it when the process ends, however that happens, and no later run can mistake it for its own. Its blocks
+are allocated at once: a full disk is reported before training starts.
 """
 
 import errno
@@ -18,9 +18,10 @@ from ooc.sizes import format_size
 
 
 def create_spill(folder: Path, label: str, nbytes: int, parts: Sequence[tuple[int, int]] | None = None) -> OpenFile:
-    """A nameless file of ``nbytes`` in ``folder`` for the matrix ``label``; SpillError when it cannot be had.
+    """Return a nameless file of ``nbytes`` in ``folder`` for the matrix ``label``; raise SpillError when that fails.
 
-    ``parts``: where something is to be written, offsets and bytes (None: everywhere)."""
+    ``parts``: the offsets and bytes that will be written (None: everything).
+    """
     parts = [(0, max(nbytes, 1))] if parts is None else parts
     try:
         buffered = open_nameless(folder)
@@ -40,7 +41,7 @@ def create_spill(folder: Path, label: str, nbytes: int, parts: Sequence[tuple[in
 
 
 def open_nameless(folder: Path) -> int:
-    """A descriptor, for reading and writing, of a file in ``folder`` that ends with it; raises OSError."""
+    """Return a descriptor, for reading and writing, of a file in ``folder`` that is removed with it; raises OSError."""
     try:
         return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as error:

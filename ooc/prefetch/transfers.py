@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The frames of host memory below a device at run time: what goes over PCIe, and what the SSD reads and writes.
 
-Follows ``ooc.plan.program.staging`` and decides nothing: transfers are asked for in the order of the lower program,
-each gives its host frames their blocks first, and reads from the SSD set off for later ones, once nothing moves through
-their frames any more. The host waits in two cases only: for a block that has not come from the SSD when it is sent, and
-for what the SSD still writes out of a host frame that the device is to copy to.
+It follows ``ooc.plan.program.staging`` and decides nothing. Transfers are requested in the order of the lower program.
+Each first assigns its host frames to their blocks. Reads from the SSD start for later transfers once nothing moves
+through their frames any more. The host waits in two cases only: for a block that has not arrived from the SSD when it
+is sent, and for the SSD's write from a host frame that the device is to copy to.
 
-Whoever sends transfers launches kernels as well, and a block's checksum takes as long as some dozens of these. So
-another thread looks at blocks that have come, before they are sent, and at those that are being written, before their
-frames are filled again.
+The thread that sends transfers also launches kernels, and a block's checksum takes as long as some dozens of these. So
+another thread checks arrived blocks before they are sent, and blocks being written before their frames are reused.
 
-Where an engine reads and writes the device's own memory (GPUDirect), blocks that would only pass through their host
-frame come and go without it. Such a request is no event of a stream: before it the host waits for what has
-used the device's frame last, two steps ago or more, or slab buffer, one step ago; and after it for the block, or for
-the frame, when somebody needs it.
+With an engine that reads and writes the device's own memory (GPUDirect), blocks that would only pass through a host
+frame bypass it. Such a request belongs to no stream. Before it, the host waits for the last use of the device's frame,
+at least two steps ago, or of the slab buffer, one step ago. After it, the host waits when the block or the frame is
+needed.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +38,7 @@ _NOTHING = PassingThrough(frozenset(), frozenset())
 class Transfers(FrameTable):
     """Frames of ``frame_bytes`` in ``memory`` between a device and the SSD, used by one thread.
 
-    The program calls frames by names that are swapped at its end (``Staging``); here frames are where they lie.
+    The program uses names of frames that are swapped at its end (``Staging``); here frames are their positions.
     """
 
     device: Device
@@ -54,7 +53,7 @@ class Transfers(FrameTable):
     def __post_init__(self) -> None:
         super().__init__()
         self.bytes_moved = dict.fromkeys(CopyTo, 0)
-        """So far, each way."""
+        """Bytes moved so far, by direction."""
         self._passing_through = _NOTHING
         self._to_read_directly: set[int] = set()  # blocks that come without their host frames
         self._direct: list[Ticket] = []  # requests of the SSD for the device's memory
@@ -75,8 +74,10 @@ class Transfers(FrameTable):
     # ---- programs ------------------------------------------------------------------------------------------
 
     def begin(self, staging: Staging, upper: Program) -> None:
-        """Have in their host frames the blocks that the program is to find there: read those that no other has left.
-        ``upper``: the device's program."""
+        """Read the blocks that the program expects in host frames and no other program has left there.
+
+        ``upper``: the device's program.
+        """
         self._staging, self._next = staging, 0
         if self.gpudirect is not None:
             self._passing_through = passing_through(staging, upper, self.slab_of)
@@ -87,7 +88,8 @@ class Transfers(FrameTable):
                 self._read_now(block)
 
     def send(self, block: int, direction: CopyTo, memory: Tensor, after: Sequence[Event]) -> Event:
-        """The next transfer: ``block`` from or to the device's ``memory``, behind ``after`` → its end."""
+        """Enqueue the next transfer, of ``block`` from or to the device's ``memory``, after ``after``; return its
+        end."""
         assert self._staging is not None
         index, program = self._next, self._staging.program
         planned = self._staging.transfers[index]
@@ -119,8 +121,10 @@ class Transfers(FrameTable):
         return done
 
     def finish(self) -> None:
-        """After the last transfer: everything that has to be on the SSD is on its way there, and frames are called by
-        the names that the next run knows them by."""
+        """End the program after its last transfer.
+
+        Everything that has to be on the SSD is on its way there, and frames get the names that the next run uses.
+        """
         assert self._staging is not None and self._next == len(self._staging.transfers)
         names = self._frame_of_name
         for _, origin, target in self._staging.program.moves.get(len(self._staging.program.bounds), ()):
@@ -133,7 +137,7 @@ class Transfers(FrameTable):
         self.leave((block, names[name]) for block, name in self._staging.program.leaves)
 
     def fetch(self, block: int, memory: Tensor, after: Sequence[Event]) -> Event:
-        """Between programs: ``block`` from its host frame, or else the SSD, to the device's ``memory``."""
+        """Between programs, copy ``block`` from its host frame, or from the SSD, to the device's ``memory``."""
         if block not in self._where:
             names = len(self._frame_of_name)
             self._aside = (self._aside + 1) % min(2, names)
@@ -142,7 +146,7 @@ class Transfers(FrameTable):
         return self._copy(block, CopyTo.DEVICE, memory, after)
 
     def await_saved(self, block: int) -> None:
-        """Return when the SSD has ``block`` as it was last stored."""
+        """Wait until the SSD has ``block`` as it was last stored."""
         while block in self._unsaved:
             next(iter(self._unsaved.values()))[0].wait()
             self._save_what_has_come()
@@ -153,11 +157,11 @@ class Transfers(FrameTable):
             seen.result()
 
     def close(self) -> None:
-        """End the thread that looks at blocks. May be called twice."""
+        """End the thread that checks blocks. May be called twice."""
         self._looking.shutdown()
 
     def settle(self) -> None:
-        """Let everything under way end, whatever its result."""
+        """Wait for everything in progress, whatever its result."""
         for event in self._passing.values():
             event.wait()
         for ticket in (*self._direct, *self._arriving.values(), *self._written.values()):
@@ -172,7 +176,7 @@ class Transfers(FrameTable):
     # ---- frames --------------------------------------------------------------------------------------------
 
     def _copy(self, block: int, direction: CopyTo, memory: Tensor, after: Sequence[Event]) -> Event:
-        """Send off a copy, behind what still moves through the host frame. For what is of no stream the host waits."""
+        """Enqueue a copy after what still moves through the host frame. The host waits for events of no stream."""
         frame = self._where[block]
         self.await_read(block)
         if direction is CopyTo.HOST and frame in self._leaving:
@@ -192,8 +196,8 @@ class Transfers(FrameTable):
         return done
 
     def _move_directly(self, block: int, direction: CopyTo, memory: Tensor, after: Sequence[Event]) -> Event:
-        """Start reading ``block`` from the SSD into ``memory``, which nothing on the device uses any more, or writing
-        it there out of ``memory``, which the device has finished."""
+        """Start reading ``block`` from the SSD into ``memory``, which the device no longer uses, or writing it from
+        ``memory``, which the device has finished."""
         assert self.gpudirect is not None
         self.await_saved(block)
         to_device = direction is CopyTo.DEVICE
@@ -210,7 +214,7 @@ class Transfers(FrameTable):
         return ticket
 
     def _is_vacant(self, block: int) -> bool:
-        """Whether ``block`` can be read into its frame without waiting."""
+        """Return whether ``block`` can be read into its frame without waiting."""
         frame = self._where[block]
         saved = {block, self._leaving.get(frame)}
         moving = self._passing.get(frame), *(self._written[one] for one in self._written.keys() & saved)
@@ -241,7 +245,7 @@ class Transfers(FrameTable):
             self._read_seen[block] = self._looking.submit(self.checks.check_read, block, memory)
 
     def _save_what_has_come(self) -> None:
-        """Start writing to the SSD what has come to the host for its sake, in order."""
+        """Start writing blocks to the SSD, in order, that have arrived on the host for that."""
         while self._unsaved:
             block, (event, frame) = next(iter(self._unsaved.items()))
             if not event.happened:

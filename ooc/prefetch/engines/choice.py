@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engine suits a folder, found by trying: a file is really written and read there."""
+"""The choice of an engine for a folder, by trying: a file is actually written and read there."""
 
 import mmap
 import os
@@ -14,24 +14,24 @@ from ooc.prefetch.spill import open_nameless
 
 BY_WAY_OF_HOST = "by way of host memory"
 BY_GPUDIRECT = "straight to the GPU and back by GPUDirect where nothing waits in host memory"
-"""How blocks get from the SSD to a GPU, and back."""
+"""The description of blocks' way from the SSD to a GPU and back."""
 
 _PROBE_BYTES = 2 * PAGE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class DirectProbe:
-    """Whether O_DIRECT moves bytes in a folder. ``works`` is None where it could not be tried."""
+    """Whether O_DIRECT works in a folder. ``works`` is None where it could not be tried."""
 
     works: bool | None
     reason: str
 
 
 def choose_engine(path: Path, *more: Path) -> tuple[Engine, str]:
-    """The engine for files in these folders, and why it is this one. Never fails: files that cannot be had do later.
+    """Return the engine for files in these folders, and the reason for it. Never fails; unusable files fail later.
 
-    One folder that takes O_DIRECT is enough for the direct engine, which reads files of the others through the page
-    cache.
+    One folder that supports O_DIRECT is enough for the direct engine, which reads files of other folders through the
+    page cache.
     """
     probes = [probe_direct(folder) for folder in (path, *more)]
     if all(probe.works is False for probe in probes):
@@ -42,9 +42,10 @@ def choose_engine(path: Path, *more: Path) -> tuple[Engine, str]:
 
 
 def choose_gpudirect(path: Path, *, device: str, counters: Counters) -> Engine | None:
-    """What reads files in ``path`` into a GPU's own memory and writes them out of it, counting with ``counters``:
-    KvikIO, where GPUDirect has been seen to bring bytes there and back. None otherwise: KvikIO's bounce buffers are
-    host memory too, and do not read ahead.
+    """Return the engine that moves data between files in ``path`` and a GPU's own memory; it shares ``counters``.
+
+    That is KvikIO, where GPUDirect has been observed to work in both directions; otherwise None. KvikIO's bounce
+    buffers are host memory too, and do not read ahead.
     """
     if device != "cuda" or not kvikio.probe(path).reaches_gpu:
         return None

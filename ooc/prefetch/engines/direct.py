@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""O_DIRECT: neither the page cache nor a copy stands between disk and buffer.
+"""O_DIRECT I/O, without the page cache or a copy between disk and buffer.
 
-Whole pages go through the kernel's queue, many at once, handed over by whoever asks and collected by one thread.
-Everything else goes the plain way on a few threads: tails, tiny matrices, files on filesystems that refuse
-O_DIRECT, and whatever the queue did short or not at all, so that errors are found and named in one place. Where
-there is no such queue, those threads do it all, with O_DIRECT too; and without it where a filesystem refuses that.
+Whole pages go through the kernel's queue, many at once, submitted by the requesting thread and collected by one thread.
+Everything else goes through system calls on a few threads: tails, tiny matrices, files on filesystems that refuse
+O_DIRECT, and whatever the queue did incompletely or not at all, so that errors are found and named in one place.
+Without such a queue, those threads do all the work, also with O_DIRECT; where a filesystem refuses O_DIRECT, without
+it.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,18 +16,20 @@ from ooc.prefetch.engines.kernel_queue import Batch, KernelQueue, QueueLane
 from ooc.prefetch.engines.plain import Call, Lane, SystemCalls, cut
 
 PIECE_BYTES = 1 << 20
-"""Largest single request: enough for the disk's full rate, small enough that several run side by side."""
+"""The largest single request: enough for the disk's full rate, small enough that several run side by side."""
 DEPTH = 64
-"""Requests under way at once. At 256 KiB to 4 MiB each, 16, 32 and 64 did equally well, reading and writing; at 64 KiB
-64 were a seventh ahead of 32 (virtio NVMe; tools/bench_io measures another disk)."""
+"""Requests in progress at once. At 256 KiB to 4 MiB each, 16, 32 and 64 did equally well, reading and writing; at 64
+KiB 64 were a seventh ahead of 32 (virtio NVMe; tools/bench_io measures another disk)."""
 BULK_DEPTH = 16
-"""Of these, how many may be bulk, so that what the computation needs next finds room."""
+"""How many of these may be bulk requests, so that what the computation needs next finds room."""
 BULK_THREADS = 2
 
 
 class ThreadEngine(Engine):
-    """An engine of two lanes of threads, one of them for bulk requests, and maybe the kernel's queue. ``direct``: with
-    O_DIRECT where that goes. ``counters``: another engine's, where the two count together."""
+    """An engine of two groups of threads, one of them for bulk requests, and maybe the kernel's queue.
+
+    ``direct``: use O_DIRECT where possible. ``counters``: those of another engine, if both count together.
+    """
 
     _queued: QueueLane | None = None
 
@@ -70,7 +73,7 @@ class ThreadEngine(Engine):
         return call.ticket
 
     def _sorted(self, call: Call, *, bulk: bool) -> tuple[list[Batch], list[tuple[int, int]]]:
-        """What is for the kernel's queue, and the parts, as start and length, that must go the plain way."""
+        """Return the batches for the kernel's queue, and the parts, as start and length, for the threads."""
         piece_bytes = self._piece_bytes
         misfit: list[tuple[int, int]] = []
         batches: dict[OpenFile | ChunkFile, Batch | None] = {}  # None: not for the queue
@@ -93,10 +96,10 @@ class ThreadEngine(Engine):
 
 
 class DirectEngine(ThreadEngine):
-    """``bulk`` is for whole slabs, the rest for what the computation needs next.
+    """The engine with O_DIRECT. ``bulk`` is for whole slabs, the rest for what the computation needs next.
 
-    ``queue`` makes the kernel's queue of a depth; None, or an OSError from it, leaves the work to the threads.
-    ``how`` says which it is.
+    ``queue`` makes the kernel's queue of a depth; if it is None or raises OSError, threads do the work. ``how``
+    describes which it is.
     """
 
     name = "direct"
@@ -126,10 +129,11 @@ class DirectEngine(ThreadEngine):
 
 
 class BufferedEngine(ThreadEngine):
-    """What is written is done when the page cache has it; what is read may come from there.
+    """The engine through the page cache: a write is complete when the page cache has it, and a read may come from
+    there.
 
-    The page cache is outside any budget of ours: the kernel gives it up when memory runs short, except where the files
-    are memory themselves (tmpfs).
+    The page cache is outside of the budgets: the kernel frees it when memory runs short, except where the files are
+    memory themselves (tmpfs).
     """
 
     name = "buffered"

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel's own queue of requests (``io_submit(2)``): many under way at once, handed over in one call.
+"""The kernel's queue of requests (``io_submit(2)``): many in progress at once, submitted in one call.
 
-With O_DIRECT these requests are truly asynchronous, so one thread keeps a disk busy that would otherwise take a
-dozen, and the interpreter runs once a batch instead of a few times a request. The four system calls need no
-library; their numbers and the two structures (linux/aio_abi.h) are fixed for ever.
+With O_DIRECT these requests are truly asynchronous. One thread then keeps a disk busy that would otherwise take a
+dozen, and the interpreter runs once per batch instead of a few times per request. The four system calls need no
+library; their numbers and the two structures (linux/aio_abi.h) never change.
 
-The queue is kept full in few steps of the interpreter: what a call asks for is listed once, sent in portions as room
-allows, and collected many at a time. Steps count for more than they seem to: both threads have slept when their turn
-comes, and the interpreter's code, which the caches have lost by then, takes a multiple of the time that it takes in a
+The queue is kept full with few interpreter steps: a call's requests are listed once, submitted in portions as there is
+room, and collected many at a time. Steps cost more than they seem to. Both threads have just woken up when they run,
+and the interpreter's code has been evicted from the caches by then, so it takes a multiple of the time it takes in a
 loop.
 """
 
@@ -36,8 +36,8 @@ offset, (two unused)."""
 _EVENT = struct.Struct("<Q8xq8x")  # tag, (control block), result, (second result)
 
 _KEPT = 4
-"""Queues that nobody uses are kept for the next one who wants one as deep: giving one back took the kernel 31 ms (it
-waits for a grace period), longer than all else that closing a small trainer takes."""
+"""The most unused queues that are kept for later use with the same depth. Destroying one took the kernel 31 ms (it
+waits for a grace period), longer than all else in closing a small trainer."""
 _idle: dict[int, list[int]] = {}  # by depth
 os.register_at_fork(after_in_child=_idle.clear)  # they are the parent's
 
@@ -46,29 +46,30 @@ _syscall.restype = ctypes.c_long
 _syscall.argtypes = [ctypes.c_long] * 6
 
 WAKE_BYTES = 512 << 10
-"""The collecting thread sleeps until so much has been moved: with small requests it wakes for several at once."""
+"""The collecting thread sleeps until this many bytes have been moved, so that small requests wake it for several at
+once."""
 _WAKE_SHARE = 8
-"""… but for at most one in so many of those under way, so that the disk never runs dry."""
+"""… but at most one in so many of those in progress, so that the disk never runs dry."""
 _FIRST = 2
-"""How many are handed over at once when nothing is under way: the kernel holds more than these back until it has
-looked at all of them (AIO_PLUG_THRESHOLD in fs/aio.c), and the disk would wait. A virtual disk reports what it has done
-when it has done everything, so that this is the rule there. 32 of 64 KiB at once read 4 to 13 % slower than 4 at once
+"""How many requests are submitted at once when none is in progress. The kernel holds back larger groups until it has
+processed all of them (AIO_PLUG_THRESHOLD in fs/aio.c), while the disk waits. A virtual disk reports completions only
+when it has done everything, so there this is common. 32 requests of 64 KiB at once read 4 to 13 % slower than 4 at once
 (a program in C, virtio)."""
 _GROWTH = 3
-"""… and at most so many times as are under way: while the disk is busy with these, the others are handed over."""
+"""… and at most so many times as are in progress: while the disk is busy with these, the others are submitted."""
 _TAG_BITS = 32
-"""Of a request's tag, those that number it within its batch; the rest number the batch."""
+"""Bits of a request's tag that number it within its batch; the other bits number the batch."""
 _INDEX = (1 << _TAG_BITS) - 1
 _LOOK_S = 1.0
-"""The collecting thread looks by itself so often: a call that is interrupted while it notifies wakes nobody."""
+"""How often the collecting thread looks without being notified, since an interrupted notification wakes no thread."""
 
 
 class Batch:
-    """What one call asks of one file, sent in order, in any portions: of each request ``wanted``, its address, bytes
-    and offset. A chunk file is opened with the first request and closed with the last.
+    """The requests of one call for one file, submitted in order, in any portions.
 
-    Their results come back with tags: ``first_tag`` for the first, one more for each that follows, all below 2⁶⁴.
-    ``sent``: of its requests, how many the kernel has had; ``left``: how many have not ended.
+    ``wanted``: address, bytes and offset of each. A chunk file is opened with the first request and closed with the
+    last. Results come back with tags: ``first_tag`` for the first, one more for each that follows, all below 2⁶⁴.
+    ``sent``: requests submitted; ``left``: requests that have not ended.
     """
 
     __slots__ = ("bulk", "call", "descriptor", "file", "first_tag", "left", "number", "sent", "wanted", "writing")
@@ -88,18 +89,18 @@ class Batch:
         self.call = call
 
     def add(self, offset: int, start: int, nbytes: int, piece_bytes: int) -> None:
-        """Ask for whole pages from ``offset`` on, to or from ``start`` in the call's memory."""
+        """Request whole pages from ``offset`` on, to or from ``start`` in the call's memory."""
         address = self.call.address
         self.wanted += [(address + at, size, offset + at - start) for at, size in cut(start, nbytes, piece_bytes)]
         self.left = len(self.wanted)
 
     @property
     def waiting(self) -> int:
-        """How many the kernel has not had."""
+        """The number of requests not yet submitted."""
         return len(self.wanted) - self.sent
 
     def opened(self) -> bool:
-        """Before the first is sent: whether O_DIRECT can be had for the file."""
+        """Open the file before the first request; return whether O_DIRECT is available for it."""
         if self.sent:
             return True
         if isinstance(self.file, OpenFile):
@@ -110,18 +111,18 @@ class Batch:
         return self.descriptor >= 0
 
     def gone(self, count: int) -> None:
-        """So many have ended, or are left to the plain way."""
+        """Count requests that have ended or were handed to threads."""
         self.left -= count
         if self.left == 0 and self.descriptor >= 0 and isinstance(self.file, ChunkFile):
             os.close(self.descriptor)
             self.descriptor = -1
 
     def divert(self, index: int, plain: Lane, *, done: int = 0) -> None:
-        """Leave one of them, after ``done`` bytes, to the plain way."""
+        """Hand one request, after ``done`` bytes, to the threads."""
         plain.submit(self.call, [(self._start(index) + done, self.wanted[index][1] - done)])
 
     def fail_waiting(self, reason: str) -> None:
-        """End what the kernel has not had."""
+        """Fail the requests that were not submitted."""
         waiting = self.waiting
         if waiting:
             self.call.fail(reason, self._start(self.sent), parts=waiting)
@@ -129,21 +130,21 @@ class Batch:
             self.gone(waiting)
 
     def fail(self, reason: str) -> None:
-        """End all that have not ended."""
+        """Fail all requests that have not ended."""
         if self.left:
             self.call.fail(reason, self._start(0), parts=self.left)
             self.gone(self.left)
 
     def _start(self, index: int) -> int:
-        """Where one of them starts in the call's memory."""
+        """Return where a request starts in the call's memory."""
         return self.wanted[index][0] - self.call.address
 
 
 class KernelQueue:
-    """At most ``depth`` requests under way.
+    """A kernel queue with at most ``depth`` requests in progress.
 
-    Raises OSError where the system has no such queue (ENOSYS), forbids it (EPERM), or has given them all away
-    (EAGAIN: fs.aio-max-nr). Not thread-safe, except that one thread may ``reap`` while another submits.
+    Raises OSError where the system has no such queue (ENOSYS), forbids it (EPERM), or has none left (EAGAIN:
+    fs.aio-max-nr). Not thread-safe, except that one thread may ``reap`` while another submits.
     """
 
     def __init__(self, depth: int) -> None:
@@ -167,9 +168,10 @@ class KernelQueue:
             self._context = context.value
 
     def submit(self, requests: Batch, first: int, count: int) -> int:
-        """Send ``count`` requests from the ``first`` on → how many were taken; OSError if the first one was not.
+        """Submit ``count`` requests from the ``first`` on and return how many were accepted; OSError if the first one
+        was not.
 
-        The kernel copies what describes them, so that all are described in the same place.
+        The kernel copies their descriptions, so all are written to the same place.
         """
         pack, blocks = _BLOCK.pack_into, self._blocks
         aim = requests.descriptor << 32 | (_WRITE if requests.writing else _READ)
@@ -181,8 +183,11 @@ class KernelQueue:
         return self._call(_SUBMIT, self._context, count, self._pointers_at)
 
     def reap(self, minimum: int, maximum: int) -> list[tuple[int, int]]:
-        """Wait until ``minimum`` requests have ended → (tag, bytes moved or minus the error number) of at most
-        ``maximum``. At least so many must be under way. A signal may end the wait early, with fewer or nothing."""
+        """Wait until ``minimum`` requests have ended; return (tag, bytes moved or minus the error number) of at most
+        ``maximum``.
+
+        At least ``minimum`` must be in progress. A signal may end the wait early, with fewer results or none.
+        """
         most = min(maximum, self._depth)
         try:
             count = self._call(_GETEVENTS, self._context, min(minimum, most), most, self._events_at)
@@ -191,7 +196,7 @@ class KernelQueue:
         return list(_EVENT.iter_unpack(memoryview(self._events)[: count * _EVENT.size]))
 
     def close(self, *, is_idle: bool) -> None:
-        """Wait for what is under way and give the queue back; where ``is_idle``, nothing is, and no result unread."""
+        """Wait for requests in progress and destroy the queue; if ``is_idle``, none are, and no result is unread."""
         context, self._context = self._context, 0
         if not context or os.getpid() != self._process:  # a queue is of one process alone
             return
@@ -210,13 +215,13 @@ class KernelQueue:
 
 
 def _fixed(nbytes: int) -> tuple[ctypes.Array[ctypes.c_char], int]:
-    """Memory that stays where it is, and its address."""
+    """Return memory that does not move, and its address."""
     memory = ctypes.create_string_buffer(nbytes)
     return memory, ctypes.addressof(memory)
 
 
 class QueueLane:
-    """Keeps the kernel's queue full from two waiting lines, and collects what has ended on a thread of its own."""
+    """A thread that keeps the kernel's queue full from two waiting lines and collects ended requests."""
 
     def __init__(self, queue: KernelQueue, *, depth: int, bulk_depth: int, plain: Lane, counters: Counters) -> None:
         self._queue = queue
@@ -235,7 +240,7 @@ class QueueLane:
         self._thread.start()
 
     def submit(self, batches: Iterable[Batch], *, bulk: bool) -> None:
-        """Send ``batches`` as room allows, in order; after ``close`` they fail at once."""
+        """Submit ``batches`` as there is room, in order; after ``close`` they fail at once."""
         with self._lock:
             if not self._closed:
                 (self._bulk if bulk else self._near).extend(batches)
@@ -248,7 +253,7 @@ class QueueLane:
             batch.fail_waiting(CLOSED)
 
     def close(self) -> None:
-        """Fail what has not been sent, let the rest end, give the queue back, unless the disk does not answer."""
+        """Fail what was not submitted, wait for the rest and release the queue, unless the disk does not answer."""
         with self._lock:
             self._closed = True
             self._fail_waiting(CLOSED)
@@ -261,7 +266,7 @@ class QueueLane:
     # ---- with the lock held ------------------------------------------------------------------------------
 
     def _send(self) -> None:
-        """Fill the free places from the waiting lines, those of the near line first."""
+        """Fill the queue from the waiting lines, the near line first."""
         while (room := self._depth - self._under_way) > 0:
             if self._near:
                 line = self._near
@@ -280,7 +285,7 @@ class QueueLane:
                 line.popleft()
 
     def _send_portion(self, batch: Batch, room: int) -> bool:
-        """Send at most so many of a batch. False if the kernel takes nothing until requests of ours have ended."""
+        """Submit a portion of a batch; return False if the kernel accepts nothing until requests of ours have ended."""
         self._flying[batch.number] = batch  # before its requests can end
         count = min(room, batch.waiting, max(_FIRST, _GROWTH * self._under_way))
         try:
@@ -298,7 +303,7 @@ class QueueLane:
         return True
 
     def _divert_next(self, batch: Batch) -> None:
-        """Leave the next of a batch to the plain way."""
+        """Hand the next request of a batch to the threads."""
         batch.divert(batch.sent, self._plain)
         batch.sent += 1
         self._gone(batch, 1)
@@ -335,9 +340,9 @@ class QueueLane:
                 self._flying.clear()
 
     def _collect_some(self, enough: int) -> int:
-        """Wait for requests to end, send others in their place, tell the tickets.
+        """Wait for requests to end, submit others in their place, and complete their tickets.
 
-        Returns for how many to wait next, 0 when all is done and closed.
+        Returns how many to wait for next, 0 when all is done and closed.
         """
         with self._lock:
             while self._under_way <= 0:  # fewer than none where an interruption came before some were counted

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUDirect Storage through KvikIO (package kvikio-cu13): file to GPU memory without passing through the host's.
+"""GPUDirect Storage through KvikIO (package kvikio-cu13): from file to GPU memory without passing through host memory.
 
-KvikIO has its own threads and takes any offset and length, in host and device memory alike; where GPUDirect is
-missing it reads into a bounce buffer. It imports on machines where nothing of it works (no libcuda), and where
-the driver misbehaves its constructor may hang: hence ``probe``, in a process of its own with a time limit.
+KvikIO has its own threads and accepts any offset and length, in host and device memory alike; without GPUDirect it
+reads through a bounce buffer. It can be imported on machines where it does not work at all (no libcuda), and where the
+driver misbehaves its constructor may hang. Hence ``probe`` runs in a separate process with a time limit.
 
 Written to KvikIO's documented interface and tested against a stand-in; not run on hardware with GPUDirect.
 """
@@ -67,8 +67,10 @@ print(json.dumps(facts))
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Whether KvikIO moves bytes in a folder. ``gpudirect``: by cuFile, as GPUDirect needs (None: unknown).
-    ``reaches_gpu``: so they came to a GPU's memory, as they had been written, and back."""
+    """Whether KvikIO works in a folder. ``gpudirect``: by cuFile, as GPUDirect needs (None: unknown).
+
+    ``reaches_gpu``: bytes came to a GPU's memory as written, and back.
+    """
 
     works: bool
     reason: str
@@ -78,7 +80,7 @@ class Probe:
 
 
 def probe(folder: Path, *, timeout_s: float = PROBE_TIMEOUT_S, python: str = sys.executable) -> Probe:
-    """Write and read a file in ``folder`` through KvikIO, in a process that may hang or crash for all we care."""
+    """Write and read a file in ``folder`` through KvikIO, in a process that may hang or crash without harm."""
     if importlib.util.find_spec("kvikio") is None:
         return Probe(False, "kvikio is not installed (pip install kvikio-cu13)")
     child = subprocess.Popen(
@@ -103,7 +105,7 @@ def probe(folder: Path, *, timeout_s: float = PROBE_TIMEOUT_S, python: str = sys
 
 
 def _abandon(child: "subprocess.Popen[str]") -> None:
-    """Kill it, but do not insist: a process that hangs in a driver cannot be killed, nor waited for."""
+    """Kill the process without waiting for it: one that hangs in a driver cannot be killed."""
     child.kill()
     try:
         child.communicate(timeout=1.0)
@@ -114,7 +116,7 @@ def _abandon(child: "subprocess.Popen[str]") -> None:
 
 
 class KvikioCalls(SystemCalls):
-    """The two calls by KvikIO; ``memory`` may lie on the device. A file is registered while a piece is moved."""
+    """The two calls of KvikIO; ``memory`` may be on the device. A file is registered while a piece is moved."""
 
     def __init__(self) -> None:
         self._kvikio: Any = importlib.import_module("kvikio")
@@ -130,7 +132,8 @@ class KvikioCalls(SystemCalls):
 
     @contextmanager
     def _registered(self, descriptor: int, flags: str) -> Iterator[Any]:
-        """By descriptor, since spill files have no name. KvikIO throws RuntimeErrors, whatever happened."""
+        """Register a file by its descriptor, since spill files have no name. KvikIO raises RuntimeError for any
+        failure."""
         os.fstat(descriptor)  # a closed file is an OSError here, whatever KvikIO would make of it
         try:
             with self._kvikio.CuFile(f"/proc/self/fd/{descriptor}", flags) as file:
@@ -140,9 +143,9 @@ class KvikioCalls(SystemCalls):
 
 
 class KvikioEngine(ThreadEngine):
-    """Its threads wait for KvikIO's futures; KvikIO cuts their pieces further, for threads of its own.
+    """An engine whose threads wait for KvikIO's futures; KvikIO divides their pieces further, for its own threads.
 
-    Besides host memory it moves any array on the device that has ``__cuda_array_interface__``.
+    Besides host memory it moves any device array with ``__cuda_array_interface__``.
     """
 
     name = "kvikio"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plain path: one system call after the other on a few threads, continued when short, retried when interrupted.
+"""The engine of plain system calls on a few threads, continued when short and retried when interrupted.
 
-Every engine comes back to it for what it cannot do itself, so this is also where errors get their names.
+Every other engine hands over to it what it cannot do itself, so errors get their names here.
 """
 
 import os
@@ -21,22 +21,22 @@ CLOSED = "the engine is closed"
 
 
 class SystemCalls:
-    """The two calls that move bytes, in a class so that tests can make them fail. OSErrors are the system's."""
+    """The two calls that move bytes, as a class so that tests can make them fail. They raise the system's OSErrors."""
 
     def read_at(self, descriptor: int, memory: memoryview, offset: int) -> int:
-        """Bytes read, possibly fewer than asked for; 0 at the end of the file."""
+        """Return the bytes read, possibly fewer than requested; 0 at the end of the file."""
         return os.preadv(descriptor, [memory], offset)
 
     def write_at(self, descriptor: int, memory: memoryview, offset: int) -> int:
-        """Bytes written, possibly fewer than asked for."""
+        """Return the bytes written, possibly fewer than requested."""
         return os.pwritev(descriptor, [memory], offset)
 
 
 class Call:
-    """What one call asks for: ``spans``, each from or to where it ``starts`` in the memory.
+    """One call's request: ``spans``, each from or to where it ``starts`` in the memory.
 
-    It is moved in parts, which are known by where they start in the memory and how long they are, none of more than one
-    span; ``ticket`` is that of all of them, once they have been counted.
+    It is moved in parts, given by their start in the memory and their length, each within one span. ``ticket`` belongs
+    to all of them, once they have been counted.
     """
 
     __slots__ = ("address", "memory", "spans", "starts", "ticket", "writing")
@@ -50,19 +50,19 @@ class Call:
         assert self.starts[-1] <= memory.nbytes
 
     def place(self, start: int) -> tuple[Span, int]:
-        """The span that has what is at ``start`` in the memory, and where in its file."""
+        """Return the span of the byte at ``start`` in the memory, and its offset in the file."""
         number = bisect_right(self.starts, start, hi=len(self.spans)) - 1
         span = self.spans[number]
         return span, span.offset + start - self.starts[number]
 
     def fail(self, reason: str, start: int, *, parts: int = 1) -> None:
-        """End a part, or several, with the one line that names matrix, file and offset of what is at ``start``."""
+        """End one or several parts with an error that names matrix, file and offset of the byte at ``start``."""
         (span, offset), verb = self.place(start), "writing" if self.writing else "reading"
         line = f"{span.label}: {verb} {span.file.path} at byte {offset} failed: {reason}"
         self.ticket.part_done(SpillError(line), parts=parts)
 
     def fail_short(self, start: int, missing: int) -> None:
-        """End a part of which nothing moves from ``start`` on: the file ends there, or takes no more."""
+        """End a part of which nothing can be moved from ``start`` on: the file ends there, or accepts no more."""
         span, offset = self.place(start)
         if self.writing:
             self.fail("nothing more is accepted", start)
@@ -72,7 +72,7 @@ class Call:
 
 
 def cut(start: int, nbytes: int, piece_bytes: int) -> list[tuple[int, int]]:
-    """Start and length of parts of at most ``piece_bytes``."""
+    """Yield start and length of parts of at most ``piece_bytes``."""
     if 0 < nbytes <= piece_bytes:  # what small requests have no time to loop over
         return [(start, nbytes)]
     end = start + nbytes
@@ -80,7 +80,7 @@ def cut(start: int, nbytes: int, piece_bytes: int) -> list[tuple[int, int]]:
 
 
 def _operand(memory: Bytes) -> tuple[memoryview, int]:
-    """What is handed to the calls, and where it lies. Device arrays are sliced as they are."""
+    """Return the object that is passed to the calls, and its address. Device arrays are sliced as they are."""
     on_device = getattr(memory, "__cuda_array_interface__", None)
     if on_device is not None:
         return cast(memoryview, memory), int(on_device["data"][0])
@@ -88,7 +88,7 @@ def _operand(memory: Bytes) -> tuple[memoryview, int]:
 
 
 class Lane:
-    """Threads that move one part at a time each, in the order they were given. Threads start with the first."""
+    """Threads that move one part at a time each, in the order of submission. They start with the first request."""
 
     def __init__(self, *, threads: int, name: str, calls: SystemCalls, direct: bool, counters: Counters) -> None:
         self._counters = counters
@@ -105,7 +105,8 @@ class Lane:
                 call.fail(CLOSED, start)
 
     def close(self) -> None:
-        """Fail what has not begun, finish what has, end the threads; those that a disk does not answer are left."""
+        """Fail what has not begun, finish what has, and end the threads, except those that an unresponsive disk
+        blocks."""
         self._threads.shutdown(wait=not self._counters.unanswered, cancel_futures=True)
 
 
@@ -115,8 +116,10 @@ def _fail_cancelled(call: Call, start: int, moved: Future[None]) -> None:
 
 
 def move(call: Call, start: int, nbytes: int, *, calls: SystemCalls, direct: bool, counters: Counters) -> None:
-    """Do one part to its end on this thread and tell its ticket, whatever happens. With O_DIRECT as far as whole pages
-    go, the rest without."""
+    """Move one part completely on this thread and complete its ticket, whatever happens.
+
+    With O_DIRECT as far as there are whole pages, the rest without.
+    """
     at, stop, (span, offset) = start, start + nbytes, call.place(start)
     beyond = offset - start
     try:
