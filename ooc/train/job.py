@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network on a graph, planned: for this machine, to be run, or for any machine and budgets.
+"""A network on a graph, with its plans: for this machine, to be run, or for any machine and budgets.
 
-A ``Job`` plans, and never runs. Of the graph, only where the edges of every tile begin is read, and for layers of
-unknown insides the in-edges, once, a tile's at a time, and once more where what they gather does not fit in memory;
-what that takes beside a tile's edges is a few bytes a node (``ooc.stages.edge_counts``). ``Job.ready`` is what a
-``Session`` runs on this machine.
+A ``Job`` plans and never runs. It reads little of the graph: where the edges of every tile begin, and for opaque layers
+the in-edges, once, a tile at a time, and once more where gathered rows do not fit in memory. Beside a tile's edges that
+takes a few bytes a node (``ooc.stages.edge_counts``). ``Job.ready`` returns what a ``Session`` runs on this machine.
 """
 
 import gc
@@ -44,13 +43,13 @@ from ooc.train.optimizer_state import StateOnDisk
 from ooc.train.resources import Resources, spill_dtype
 
 Programs = Callable[[StageBuilder], dict[str, list[Step]]]
-"""The programs to be planned, by the names they are run by. The planner weighs ``train`` most."""
+"""A function that returns the programs to plan, by name. The planner gives ``train`` the most weight."""
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without looking for cycles of garbage: of the many objects of a plan hardly any are in one, and looking through
-    all that torch has, too, took a quarter of the time of planning."""
+    """Disable garbage collection: of a plan's many objects hardly any are in cycles, and scanning all of torch's
+    objects took a quarter of the planning time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -62,7 +61,7 @@ def uncollected() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """The programs of a network, and what they ask of memory, before anybody has decided what is kept where."""
+    """The programs of a network with their memory requirements, before it is decided what is kept where."""
 
     builder: StageBuilder
     steps: dict[str, list[Step]]
@@ -73,9 +72,9 @@ class Candidate:
 class Job:
     """A network on a graph, its programs, and plans of them for any machine and budgets.
 
-    ``extra_host_bytes`` and ``extra_device_bytes`` are needed beside what the programs ask for. ``learnt``: the
-    embedding that the network reads. ``make_state`` makes what is known of what the optimizer keeps, where it can be on
-    the SSD, as it is if ``state_where`` says so, or where no plan is found otherwise.
+    ``extra_host_bytes`` and ``extra_device_bytes`` are needed beside the programs' memory. ``learnt``: the network's
+    embedding. ``make_state`` describes the optimizer's state, if it can be on the SSD. It is there if ``state_where``
+    says so, or where no plan is found otherwise.
     """
 
     network: Network
@@ -92,7 +91,7 @@ class Job:
     make_state: Callable[[], StateOnDisk | None] | None = None
     state_where: str = "memory"
     has_state_on_disk: bool = field(default=False, init=False)
-    """Whether what the optimizer keeps is on the SSD in the plan that was made last."""
+    """Whether the last plan has the optimizer's state on the SSD."""
 
     def __post_init__(self) -> None:
         network, store, resources = self.network, self.store, self.resources
@@ -113,30 +112,34 @@ class Job:
 
     @property
     def workload(self) -> Workload:
-        """What is to be done where nothing is recomputed."""
+        """The workload without recomputation."""
         return self._candidate(frozenset()).workload
 
     def plan(self, limits: Limits, hardware: Hardware) -> tuple[Workload, Plan]:
-        """What is to be done, and the verified plan for a machine within ``limits``; BudgetError where there is none,
-        with the least budgets that would do."""
+        """Return the workload and its verified plan for a machine within ``limits``.
+
+        BudgetError, with the least budgets that would suffice, where there is no plan.
+        """
         self._admit_rows(limits, hardware)
         candidate, plan = self._choose(limits, hardware)
         return candidate.workload, plan
 
     def plans_by_rank(self, limits: Limits, hardware: Hardware) -> list[tuple[Workload, Plan]]:
-        """The same of each of the processes that train the graph together."""
+        """Return the workload and plan of each of the processes that train the graph together."""
         return [self.plan(limits, hardware)]
 
     @uncollected()
     def floor(self, limits: Limits, hardware: Hardware) -> dict[str, int]:
-        """The least memory that training takes, part by part; bytes. Where nothing is recomputed. Of ``limits`` only
-        what is fixed by hand counts, no budget."""
+        """Return the least memory that training takes without recomputation, in bytes by part.
+
+        Of ``limits`` only manual settings count, no budget.
+        """
         self._keep_state(on_disk=True)
         return min(self._least(limits, hardware), key=lambda parts: sum(parts.values()))
 
     def _least(self, limits: Limits, hardware: Hardware) -> list[dict[str, int]]:
-        """The least memory, part by part, and where x is aggregated once, the least if that is done some columns after
-        the others."""
+        """Return the least memory, by part; where x is aggregated once, also the least if that is done in parts of the
+        columns."""
         limits, found = replace(limits, device_bytes=0, host_bytes=0, ssd_write_bytes=None), list[dict[str, int]]()
         for in_parts in (False, True) if self._prepares else (False,):
             self._in_parts = in_parts
@@ -147,13 +150,16 @@ class Job:
 
     @property
     def _prepares(self) -> bool:
-        """Whether x is aggregated once, by one process of the CPU."""
+        """Whether x is aggregated once, by a single process on the CPU."""
         of_one = self.resources.ranks.count == 1 and not self.resources.on_device
         return of_one and bool(self._candidate(frozenset()).steps.get("prepare"))
 
     def ready(self) -> Prepared:
-        """All that a session runs on this machine: what is known of every row is admitted and read, then the rest is
-        planned around it. Raises BudgetError with the least budgets that would do."""
+        """Return all that a session runs on this machine.
+
+        Data about every row is admitted and read, then the rest is planned around it. BudgetError with the least
+        budgets that would suffice.
+        """
         resources, network = self.resources, self.network
         self._admit_rows(resources.limits, resources.hardware)
         if not self._rows.offsets:
@@ -180,11 +186,12 @@ class Job:
         )
 
     def _planned_here(self) -> tuple[Candidate, Plan, Exchange | None]:
-        """The plan of this process, and what goes between it and others."""
+        """Return the plan of this process, and its exchange with others."""
         return *self._choose(self.resources.limits, self.resources.hardware), None
 
     def _admit_rows(self, limits: Limits, hardware: Hardware) -> None:
-        """BudgetError where the host budget is smaller than what is known of every row and what is needed besides."""
+        """Raise BudgetError where the host budget is smaller than the data about every row with all other fixed
+        memory."""
         fixed, has = self._fixed_host_bytes, limits.memory_bytes if limits.one_memory else limits.host_bytes
         if fixed <= has:
             return
@@ -198,13 +205,16 @@ class Job:
 
     @cached_property
     def state(self) -> StateOnDisk | None:
-        """What the optimizer keeps, where it can be on the SSD."""
+        """The optimizer's state, if it can be on the SSD."""
         return None if self.make_state is None else self.make_state()
 
     @uncollected()
     def _choose(self, limits: Limits, hardware: Hardware) -> tuple[Candidate, Plan]:
-        """The candidate and plan that make the shortest epoch; verified. What the optimizer keeps goes to the SSD, and
-        then x is aggregated some columns after the others, only where there is no plan otherwise."""
+        """Return the candidate and the verified plan with the shortest epoch.
+
+        Only where there is no plan otherwise does the optimizer's state go to the SSD, and then x is aggregated in
+        parts of the columns.
+        """
         self._keep_state(on_disk=False)
         self._in_parts = False
         try:
@@ -226,7 +236,8 @@ class Job:
         return self._chosen(limits, hardware)
 
     def _keep_state(self, *, on_disk: bool) -> None:
-        """What the optimizer keeps is on the SSD, if that spares memory, or not, unless it is settled."""
+        """Decide whether the optimizer's state is on the SSD: as set by the user, else as asked for if that saves
+        memory."""
         where = self.state_where
         on_disk = where == "ssd" or (where == "auto" and on_disk)
         if on_disk:
@@ -243,7 +254,7 @@ class Job:
         return self._candidate(chosen.recomputed), chosen.plan
 
     def _candidate(self, recomputed: frozenset[int]) -> Candidate:
-        """``recomputed``: the forward stages of which the backward pass finds nothing kept and computes it anew."""
+        """Return the programs with these forward stages ``recomputed`` in the backward pass instead of kept."""
         key = recomputed, self._in_parts
         if key not in self._candidates:
             builder = self._builder(recomputed)
@@ -272,7 +283,7 @@ class Job:
         )
 
     def _described(self, builder: StageBuilder, steps: dict[str, list[Step]]) -> Workload:
-        """What these programs ask of memory, with what is needed beside them."""
+        """Return the memory requirements of the programs, with all fixed memory."""
         resources, network = self.resources, self.network
         workload = describe_workload(
             network,
@@ -305,8 +316,8 @@ class Job:
 
 
 def _arrays(network: Network, store: Store, ranks: Ranks) -> dict[str, Array]:
-    """The store's matrices, with the first aggregations that were kept and are of use: by all processes, each of whose
-    stores may be another one."""
+    """Return the store's matrices, with those first aggregations that were kept and are in the stores of all
+    processes."""
     without_zeros = {"x"} if store.sparse_features is not None else set()
     names = [name for name in store_matrices(store) if store.has(name) and name not in without_zeros]
     arrays = {name: store.array(name) for name in names}
@@ -319,9 +330,9 @@ def _arrays(network: Network, store: Store, ranks: Ranks) -> dict[str, Array]:
 
 
 def store_of_statistics(graph: GraphStatistics) -> Store:
-    """A store with the counts of ``graph``, whose arrays have shapes and nothing to read.
+    """Return a store with the counts of ``graph``, whose arrays have shapes and no data.
 
-    Rows are in hop order; each of the ``labelled`` ones counts as one to train on, and all splits reach as far.
+    Rows are in hop order; each of the ``labelled`` ones counts as a training row, and all splits have the same reach.
     """
     reached = reach(graph)
     attributes: dict[str, Any] = {

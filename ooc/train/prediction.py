@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact full-graph inference under the same budgets: logits, labels or embeddings by the source's node ids.
 
-Where only some nodes are wanted, a layer computes the rows from the first to the last that can reach one of
-them: rows in the store's order make that few where it is the order by hops from those nodes, and at worst all.
-The result is the same.
+If only some nodes are wanted, a layer computes the rows from the first to the last that can reach one of them. These
+are few if the store is in hop order from those nodes, and at worst all rows. The result is the same.
 """
 
 from abc import ABC, abstractmethod
@@ -45,32 +44,32 @@ from ooc.train.setup import Saving, lower_model, setting_of, whole_tiles
 _SEARCH_BYTES_PER_NODE = 3
 _SEARCH_BYTES_PER_WANTED = 40
 _SEARCH_BYTES = 16_000_000
-"""What finding the rows that reach the wanted nodes holds: a mask, distances, sets; ids and rows; pieces of edges."""
+"""Bytes held to find the rows that reach the wanted nodes: a mask, distances, sets; ids and rows; pieces of edges."""
 _MOST_BLOCK_BYTES = 4 << 20
 _BLOCKS_IN_BUDGET = 16
-"""A block of the table in its last form, text at worst, is this many times smaller than the host budget."""
+"""How many times smaller than the host budget a block of the table is in its final form, at worst text."""
 
 
 class What(Enum):
-    """What is predicted."""
+    """The kinds of predictions."""
 
     LOGITS = "logits"
-    """What the model gives, [N, C]."""
+    """The outputs of the model, [N, C]."""
     LABELS = "labels"
-    """The class with the largest logit, [N] int64; for several labels a node 0 or 1 each, [N, L] int8."""
+    """The class with the largest logit, [N] int64; for several labels per node 0 or 1 each, [N, L] int8."""
     EMBEDDINGS = "embeddings"
-    """What a hidden layer gives after its norm and activation, [N, H]."""
+    """The outputs of a hidden layer after its norm and activation, [N, H]."""
 
     @classmethod
     def of(cls, name: str, task: Task) -> "What":
-        """OptionError for a name that is none, or for what a store of such a task has not."""
+        """Return the kind of this name; raise OptionError for an unknown one, or one that the task does not have."""
         check_choice("what", name, [what.value for what in cls])
         if cls(name) is cls.LABELS and task is Task.VALUES:
             raise OptionError("the store's task is values, which have no labels; predict logits, these are the values")
         return cls(name)
 
     def of_outputs(self, outputs_RC: Tensor, task: Task) -> AnyArray:
-        """Rows of the table, on the host."""
+        """Return rows of the table from outputs, on the host."""
         if self is not What.LABELS:
             return outputs_RC.cpu().numpy()
         if task is Task.CLASSES:
@@ -80,7 +79,7 @@ class What(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Nodes that are wanted: ``ids`` of the source as given, ``rows`` of the store, ascending, and their ``places``."""
+    """The wanted nodes: ``ids`` of the source as given, ``rows`` of the store, ascending, and their ``places``."""
 
     ids: AnyArray
     rows: Ids
@@ -88,45 +87,47 @@ class Wanted:
 
 
 class Predictions(ABC):
-    """A table of predictions, planned. ``write`` or ``read`` computes them; ``close`` frees everything. ``called``:
-    what they are of."""
+    """A planned table of predictions. ``write`` or ``read`` computes them; ``close`` frees everything.
+
+    ``called``: the word for what they belong to.
+    """
 
     called = "node"
     id_type: np.dtype[Any] = np.dtype(np.int64)
-    """Of what rows of the table are called."""
+    """The dtype of the ids of the table's rows."""
     shape: tuple[int, ...]
-    """Of the table of predictions."""
+    """The shape of the table."""
     _prepared: Prepared
     _session: Session
 
     def __init__(self, store: Store, limits: Limits, what: What, dtype: torch.dtype) -> None:
-        """``dtype``: of what the model gives."""
+        """``dtype``: of the model's outputs."""
         self._store, self._limits, self._what = store, limits, what
         self.dtype: np.dtype[np.generic] = np.dtype(str(dtype).removeprefix("torch."))
-        """Of the table of predictions."""
+        """The dtype of the table."""
         if what is What.LABELS:
             self.dtype = np.dtype(np.int64 if store.task is Task.CLASSES else np.int8)
 
     def _shape_of(self, rows: int, columns: int) -> tuple[int, ...]:
-        """Of a table of so many rows: of classes one number each."""
+        """Return the shape of a table of ``rows`` rows; classes are one number each."""
         return (rows,) if self._what is What.LABELS and self._store.task is Task.CLASSES else (rows, columns)
 
     @property
     def taken(self) -> tuple[int, int, int]:
-        """The most bytes that it takes of the device, the host and the disk."""
+        """Return the most bytes that it takes of the device, the host and the disk."""
         plan = self._prepared.plan
         return plan.device_peak_bytes, plan.host_peak_bytes, plan.spill_bytes
 
     @property
     def columns(self) -> list[str]:
-        """Names of the table's columns, for formats that have such; those of logits by the classes' names."""
+        """Return names of the table's columns, for formats with names; those of logits are the classes' names."""
         name = {What.LOGITS: "logit", What.LABELS: "label", What.EMBEDDINGS: "embedding"}[self._what]
         if self._what is What.LOGITS and self._store.class_names is not None:
             return [f"{name}_{of_class}" for of_class in self._store.class_names]
         return [name] if len(self.shape) == 1 else [f"{name}_{k}" for k in range(self.shape[1])]
 
     def read(self) -> Tensor:
-        """The predictions in memory, which is not counted: it is the caller's."""
+        """Return the predictions in memory, which is the caller's and not counted."""
         table: AnyArray = np.empty(self.shape, dtype=self.dtype)
 
         def put(places: Ids, rows: AnyArray, ids: AnyArray) -> None:
@@ -136,14 +137,15 @@ class Predictions(ABC):
         return torch.from_numpy(table)
 
     def result(self, out: str | Path | None, *, force: bool) -> Tensor | None:
-        """The predictions in memory, or in the file ``out``."""
+        """Return the predictions in memory, or write them to the file ``out``."""
         if out is None:
             return self.read()
         self.write(out, force=force)
         return None
 
     def write(self, path: str | Path, *, force: bool = False) -> None:
-        """The predictions in a file, whose name says its format: ``.npy``, ``.zarr``, ``.parquet`` or ``.csv``."""
+        """Write the predictions to a file, in the format of its suffix: ``.npy``, ``.zarr``, ``.parquet`` or
+        ``.csv``."""
         with RowsFile(
             Path(path), self.shape, self.dtype, id_type=self.id_type, force=force, called=self.called
         ) as table:
@@ -155,10 +157,10 @@ class Predictions(ABC):
 
     @abstractmethod
     def _run(self, put: Callable[[Ids, AnyArray, AnyArray], None]) -> None:
-        """Compute everything; rows are ``put`` to their places, with the ids of what they are of."""
+        """Compute everything; ``put`` stores rows at their places, with their ids."""
 
     def _started(self) -> Session:
-        """What runs programs, with its memory and files."""
+        """Start the session that runs programs, with its memory and files."""
         if not self._session.started:
             self._session.check_disk()
             self._session.start()
@@ -170,13 +172,12 @@ class Predictions(ABC):
 
 
 class Prediction(Predictions):
-    """A model's predictions on a store, planned. ``write`` or ``read`` computes them; ``close`` frees everything.
+    """A model's planned predictions on a store. ``write`` or ``read`` computes them; ``close`` frees everything.
 
-    ``layer`` counts the hidden layers from 1 (default: the last; of a ``LinkPredictor`` what its encoder gives), 0
-    being the embedding of the nodes where one was trained, ``learnt``, of a graph with types that of the nodes of
-    ``node_type``. ``nodes`` are ids of the source, without any all nodes are predicted, in the order of ``Store.ids``.
-    ``ignore_edge_data``: what was left out in training (see ``Trainer``). Raises BudgetError with the least budgets
-    that would do.
+    ``layer`` counts the hidden layers from 1 (default: the last; for a ``LinkPredictor`` the encoder's output). 0 is
+    the trained embedding of the nodes, ``learnt``, in a heterogeneous graph that of ``node_type``. ``nodes`` are ids of
+    the source; by default all nodes are predicted, in the order of ``Store.ids``. ``ignore_edge_data``: as in training
+    (see ``Trainer``). BudgetError with the least budgets that would suffice.
     """
 
     _put: Callable[[Ids, AnyArray, AnyArray], None]
@@ -202,7 +203,8 @@ class Prediction(Predictions):
         if self._what is What.EMBEDDINGS and len(kinds) == 1:
             node_type = node_type or kinds[0]
         self._type = node_type or ""
-        """That whose embedding is wanted; "" where the graph has but one, or what is wanted is of the labelled one."""
+        """The node type whose embedding is wanted; "" in a homogeneous graph, or for predictions of the labelled
+        type."""
         if store.types is None or self._what is not What.EMBEDDINGS:
             if node_type is not None:
                 raise OptionError("a type of nodes is chosen for their embedding, of a graph with types")
@@ -258,7 +260,7 @@ class Prediction(Predictions):
         self._started().run("train", "predicting")
 
     def _take(self, start: int, outputs_RC: Tensor) -> None:
-        """Put the rows of a tile to their places."""
+        """Store the rows of a tile at their places."""
         rows, store, of = self._what.of_outputs(outputs_RC, self._store.task), self._store, self._type
         stop = start + len(rows)
         if self._wanted is None:
@@ -274,7 +276,7 @@ class Prediction(Predictions):
 
 
 def _find(store: Store, nodes: npt.ArrayLike, limits: Limits) -> Wanted:
-    """The rows of the wanted nodes. OptionError for ids that are none of the store's or are given twice."""
+    """Return the rows of the wanted nodes; raise OptionError for unknown or repeated ids."""
     ids, texts = np.asarray(nodes), store.id_type.kind == "S"
     if ids.ndim == 1 and not len(ids):
         raise OptionError("nodes is an empty list; give at least one node id, or leave it out for all nodes")
@@ -308,7 +310,7 @@ def _find(store: Store, nodes: npt.ArrayLike, limits: Limits) -> Wanted:
 
 
 def _as_stored(ids: AnyArray, store: Store) -> AnyArray:
-    """Texts as the store has ids. OptionError for one that is longer than all of those."""
+    """Return texts in the form of the store's ids; raise OptionError for one that is longer than all of those."""
     encoded = [str(text).encode() for text in ids.tolist()]
     width = store.id_type.itemsize
     long = next((text for text in encoded if len(text) > width), None)
@@ -322,7 +324,7 @@ def _shown(node: int | bytes) -> str:
 
 
 def _reaching(store: Store, wanted: Wanted | None, depth: int, listener: Listener) -> ActiveRows:
-    """By hops before the wanted rows, the leading rows that hold all that can reach them."""
+    """Return, by hops before the wanted rows, how many leading rows contain all that can reach them."""
     if wanted is None or store.types is not None:
         return ActiveRows.of_store(store, depth, everything=True)
     seeds = np.zeros(store.num_nodes, dtype=np.bool_)

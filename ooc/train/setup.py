@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a model, a graph and what may be used to a plan: everything that is checked and decided before a byte moves.
+"""From a model, a graph and resources to a job: everything that is checked and decided before any data is moved.
 
-``prepare`` lowers a model for training; what it gives plans for any machine and budgets (``ooc.train.job``), of several
-processes for what each of them has (``ooc.train.sharing``).
+``prepare`` lowers a model for training; the resulting job plans for any machine and budgets (``ooc.train.job``), and
+for each of several processes (``ooc.train.sharing``).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -41,32 +41,36 @@ from ooc.train.schedule import Averaging
 from ooc.train.sharing import SharedJob
 
 IGNORABLE = ("none", *(data.value for data in EdgeData), "all")
-"""What may be left out of what edges carry."""
+"""The edge data that may be ignored."""
 
 _LABELS = ("y", "train_mask", "val_mask", "test_mask")
 _BYTES_OF_AN_EDGE = 34
-"""That a device takes of a tile's in a pass that sums: indices put together, parts of long rows, and blocks."""
+"""Bytes that a device takes per edge of a tile in a pass that sums: concatenated indices, parts of long rows,
+blocks."""
 _BYTES_OF_A_PULL = 16, 10
-"""Of a row and an edge that a kernel pulls, beside what it makes of the row: offsets, indices, parts of long rows."""
+"""Bytes per row and per edge that a kernel pulls, beside its result: offsets, indices, parts of long rows."""
 _BESIDE_A_PULL = 5, 4
-"""Times as much as that there is with a frame that is being widened."""
+"""A ratio: the total with a frame that is being widened, to what is pulled."""
 
 
 class Saving(Enum):
-    """Work that may be left out without changing any result."""
+    """Optimisations that leave out work without changing any result."""
 
     FIRST_AGGREGATION = "first aggregation once"
     """A(X) of constant features is computed once instead of in every epoch."""
     ACTIVE_ROWS = "active rows"
     """In a store in hop order, only rows that can reach a scored row are computed."""
     SHARED_FORWARD = "one forward pass to score and to train"
-    """Without dropout, the forward pass that scores an epoch's weights is the next epoch's."""
+    """Without dropout, the forward pass that scores an epoch's weights is also the next epoch's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """What tests and measurements vary. ``tile_rows`` are computed at once, and their sums added in that order (None:
-    by the model's widths); ``savings`` are on unless left out, and change no result."""
+    """Options for tests and measurements.
+
+    ``tile_rows``: rows computed at once, whose sums are added in that order (None: depends on the model's widths).
+    ``savings``: the optimisations in use, which change no result.
+    """
 
     tile_rows: int | None = None
     savings: Collection[Saving] = tuple(Saving)
@@ -95,13 +99,13 @@ def prepare(
     learnt: LearntRows | None = None,
     outputs_of: tuple[str, ...] = (),
 ) -> Job:
-    """Training ``model`` on ``graph``: a store, or the statistics of a graph that is not here.
+    """Return the job of training ``model`` on ``graph``: a store, or the statistics of a graph that is not present.
 
-    Arguments as of ``Trainer``; ``optimizer`` is asked for where it is to be known what it keeps, whose options, group
-    by group, are ``optimizer_options``; ``state_folder``: where a run has that. ``objective``: what takes the place of
-    ``loss`` and ``metric`` of nodes. ``scoring_only``: what trains is another's affair, and the program
-    ``train`` scores. ``learnt``: the embedding that is trained along, where there is one. ``outputs_of``: see
-    ``Setting``. Raises ModelError for what cannot be run exactly.
+    Arguments as in ``Trainer``. ``optimizer`` makes the optimizer where its state has to be known;
+    ``optimizer_options`` are its options by group; ``state_folder``: the run's folder for it. ``objective`` replaces
+    ``loss`` and ``metric`` of nodes. ``scoring_only``: training is done elsewhere, and the program ``train`` scores.
+    ``learnt``: the trained embedding, if any. ``outputs_of``: see ``Setting``. ModelError for what cannot be run
+    exactly.
     """
     store = graph if isinstance(graph, Store) else store_of_statistics(graph)
     store.check_one_graph("training of the full graph", takes_types=True)
@@ -176,15 +180,18 @@ def prepare(
 
 
 def _third_number_bytes(network: Network, options: Sequence[Mapping[str, Any]]) -> int:
-    """Of a third number that some optimizers keep of every parameter, beside the two that a workload counts."""
+    """Return the bytes of a third number per parameter that some optimizers keep, beside the two that a workload
+    counts."""
     if not any(one.get("amsgrad") or (one.get("centered") and one.get("momentum")) for one in options):
         return 0
     return sum(parameter.numel() for parameter in network.parameters) * network.dtype.itemsize
 
 
 def size_lazy_parameters(model: nn.Module, setting: Setting) -> None:
-    """Give lazily sized parameters of ``model``, as ``SAGEConv((-1, -1), 64)`` has them, their sizes, by the widths of
-    what it is given. ModelError where that cannot be."""
+    """Initialise lazy parameters of ``model``, as in ``SAGEConv((-1, -1), 64)``, from the widths of its inputs.
+
+    ModelError where that is impossible.
+    """
     if not any(map(is_lazy, model.parameters())):
         return
     from ooc.model.layers.decoders import LinkPredictor
@@ -203,11 +210,10 @@ def setting_of(
     in_batches: bool = False,
     **options: Any,
 ) -> Setting:
-    """What a model on the store is made for, as far as the store tells, and ``options``.
+    """Return the setting in which a model is lowered, from the store and ``options``.
 
-    ``dtype``: what it computes in. ``ignore_edge_data``: which of the edges' weights and features are left out
-    (``IGNORABLE``). ``learnt``: the embedding that is trained along. ``in_batches``: it is run on edges without a
-    matrix that weights are taken out of.
+    ``dtype``: the dtype it computes in. ``ignore_edge_data``: the ignored edge data (``IGNORABLE``). ``learnt``: the
+    trained embedding. ``in_batches``: it runs on edges without a matrix from which weights would be taken.
     """
     x = store.sparse_features
     return Setting(
@@ -239,10 +245,10 @@ def lower_model(
     of_classes: bool = True,
     trains: bool = True,
 ) -> tuple[Resources, Network, ActiveRows]:
-    """The network that ``model`` is in a ``setting`` of the store, what is ``given`` with rows of a tile that suit it,
-    and the rows to compute for it. ModelError for what cannot be.
+    """Return the resources with the rows of a tile, the network of ``model`` in a ``setting``, and the rows to compute.
 
-    ``of_classes``: there has to be an output for every class. ``trains``: it is refused where it has nothing to train.
+    ModelError for what cannot be run. ``of_classes``: there must be an output for every class. ``trains``: a model with
+    nothing to train is refused.
     """
     if store.types is not None and given.on_device:
         raise OptionError(f"{store.path} has several types of nodes or edges, which are not trained with a GPU")
@@ -278,7 +284,8 @@ def lower_model(
 
 
 def _row_bytes(network: Network, store: Store, active: ActiveRows) -> tuple[int, int]:
-    """What a device has of a row at a time, at most: what it computes it in; and blocks of two steps, or its edges."""
+    """Return the most bytes a device has per row at a time: those it computes in; and blocks of two steps, or the
+    edges."""
     builder = StageBuilder(
         network=network,
         rows=GraphRows(),
@@ -304,7 +311,7 @@ def _row_bytes(network: Network, store: Store, active: ActiveRows) -> tuple[int,
 
 
 def edge_data_used(store: Store, ignore: str) -> frozenset[EdgeData]:
-    """What the store's edges carry but for what is to be ignored; OptionError for what is none of ``IGNORABLE``."""
+    """Return the store's edge data except what is ignored; raise OptionError for a value not in ``IGNORABLE``."""
     check_choice("edge data to ignore", ignore, IGNORABLE)
     carried = {EdgeData.WEIGHT: store.has_edge_weight, EdgeData.FEATURES: store.num_edge_features > 0}
     if store.types is not None:
@@ -313,22 +320,26 @@ def edge_data_used(store: Store, ignore: str) -> frozenset[EdgeData]:
 
 
 def inputs_of(store: Store, takes: Collection[str] | None = None, kind: str = "inputs") -> Inputs:
-    """What the store's features are made of, where that is said, or its numbers of each edge; what a model does not
-    take (None: it takes all) without a name."""
+    """Return the model inputs concatenated in the store's features, if described, or in its edge data.
+
+    Inputs that a model does not take (None: it takes all) have no name.
+    """
     said = store.source.get(kind, ())
     return [(name if takes is None or name in takes else "", columns, whole) for name, columns, whole in said]
 
 
 def not_given(store: Store) -> dict[str, frozenset[str]]:
-    """By type of nodes, in its order of these, what the data that the store was made of has and no model is given."""
+    """Return, by node type, the attributes that the source data has and no model is given."""
     types = store.types
     usual = {"": _LABELS} if types is None else {k: _LABELS if k == types.labelled else () for k in types.nodes}
     return {kind: frozenset(names) for kind, names in store.source.get("left_out") or usual.items()}
 
 
 def whole_tiles(active: ActiveRows, tile_rows: int) -> ActiveRows:
-    """``active`` with rows added up to whole tiles, so that every program cuts the rows it shares into the same
-    tiles and comes to the same bits. What is computed for the rows added is wrong, and reaches no other row.
+    """Return ``active`` with row counts rounded up to whole tiles.
+
+    Thus every program divides shared rows into the same tiles and gets the same bits. The results of added rows are
+    wrong and reach no other row.
     """
 
     def up(rows: tuple[int, ...]) -> tuple[int, ...]:
@@ -342,7 +353,7 @@ def whole_tiles(active: ActiveRows, tile_rows: int) -> ActiveRows:
 
 
 def check_model(model: object, graph: object) -> None:
-    """ModelError for what is no model, as where the graph was given first."""
+    """Raise ModelError for an object that is no model, for instance where the graph was given first."""
     if not isinstance(model, nn.Module):
         kind = "the class" if isinstance(model, type) else "of type"
         given = model if isinstance(model, type) else type(model)
@@ -351,7 +362,7 @@ def check_model(model: object, graph: object) -> None:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """OptionError for what is no optimizer, ModelError for one that could not step this model."""
+    """Raise OptionError for an object that is no optimizer, ModelError for one that could not step this model."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise OptionError(f"optimizer {optimizer!r:.40} is none of torch's; give torch.optim.Adam(model.parameters())")
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -364,7 +375,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
 
 
 def _check_embedding(resources: Resources, averaging: Averaging) -> None:
-    """OptionError for what no embedding is trained with."""
+    """Raise OptionError for options that an embedding cannot be trained with."""
     narrower = resources.spill_dtype not in (None, torch.float32, torch.float64)
     refused = {
         "on a GPU": resources.on_device,
@@ -383,7 +394,7 @@ def _state_on_disk(
     where: str,
     folder: Path | None,
 ) -> StateOnDisk | None:
-    """What the optimizer keeps, if that may be on the SSD. OptionError where it is to be there and cannot."""
+    """Return the optimizer's state, if it may be on the SSD; raise OptionError where it should be there and cannot."""
     optimizer = make_optimizer()
     if where != "ssd" and why_in_memory(optimizer) is not None:
         return None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trainer: epochs of forward, loss, backward, step over the whole graph, however little of it is in memory.
+"""The trainer: epochs of forward, loss, backward and step over the whole graph, however little of it is in memory.
 
-The model is lowered, its programs are planned (``ooc.train.setup``), and a session runs them. Everything that needs
-memory is admitted first: what cannot be planned raises BudgetError before a byte is allocated or written.
+The model is lowered, its programs are planned (``ooc.train.setup``), and a session runs them. All memory is admitted
+first: where no plan fits, BudgetError is raised before anything is allocated or written.
 """
 
 import warnings
@@ -60,9 +60,10 @@ if TYPE_CHECKING:
 __all__ = ["Saving", "Trainer", "Tuning"]
 
 _CONVERTED = "graph.ooc"
-"""What a store is called that a trainer has made of PyG's data."""
+"""The name of the store that a trainer makes of PyG's data."""
 _FEW_NUMBERS = 1 << 20
-"""Of all parameters: a step of Adam takes one thread 5 ms then, and others that had helped would be awake as long."""
+"""The number of parameters below which an optimizer step runs on one thread. A step of Adam then takes 5 ms, and
+further threads would stay awake as long."""
 
 
 class Trainer:
@@ -70,7 +71,7 @@ class Trainer:
 
     A context manager; ``close`` frees arenas, threads and spill files.
 
-    Where ``torchrun`` has started several processes, each computes a share of the rows, and all make the same steps:
+    With several processes started by ``torchrun``, each computes a share of the rows, and all make the same steps:
     their number changes no result. ``memory`` and ``host_budget`` are then those of all processes of a machine, which
     share them equally. The first one writes the run.
     """
@@ -79,17 +80,17 @@ class Trainer:
     _session: Session
     _state: TrainingState
     _stepped: Sequence[nn.Parameter]
-    """The parameters that are trained."""
+    """The trained parameters."""
     _scorer: Any
-    """Of nodes or graphs a ``Scorer``, of links a ``LinkScorer``."""
+    """A ``Scorer`` for nodes or graphs, a ``LinkScorer`` for links."""
     _kept: StateOnDisk | None = None
-    """What the optimizer keeps, where that may be on the SSD."""
+    """The optimizer's state, if it may be on the SSD."""
     _unconcluded: EpochRecord | None = None
-    """Of an epoch whose step is made, and which is not scored and kept yet."""
+    """The record of an epoch whose step is made, and which is not scored and saved yet."""
     _works = _may_score = False
-    """Whether it is at work, and whether it may be asked for scores meanwhile."""
+    """Whether the trainer is at work, and whether it may be asked for scores meanwhile."""
     _takes_apart = True
-    """Whether the model is traced; else it runs as it is, and what is around its functions is its own affair."""
+    """Whether the model is traced. Otherwise it runs as it is, and what its functions refer to may change."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {type(self.model).__name__} on {self.store!r}: {self.epoch} epochs done>"
@@ -108,20 +109,20 @@ class Trainer:
     ) -> list[EpochRecord]:
         """Train for ``epochs`` more epochs (with ``resume``: up to that many in all, from the run's checkpoint).
 
-        Every ``eval_every`` epochs (0: never) all splits are scored; after ``patience`` evaluations without a
-        better validation score (0: never) training stops. Returns one record an epoch trained here, and of one whose
+        Every ``eval_every`` epochs (0: never) all splits are scored; after ``patience`` evaluations without a better
+        validation score (0: never) training stops. Returns one record for each epoch trained here, and for one whose
         step was made when an earlier call was interrupted.
 
-        Where scoring and the next epoch share a forward pass, an epoch's scores come with the next epoch's loss
-        and gradients, before these are stepped; where the scores end the training, the gradients are dropped.
+        Where scoring and the next epoch share a forward pass, an epoch's scores come with the next epoch's loss and
+        gradients, before the next step; where the scores end the training, these gradients are dropped.
 
-        ``progress`` shows it: live on a terminal and in a notebook, elsewhere as a line an epoch on standard error.
+        ``progress`` shows it: live on a terminal and in a notebook, elsewhere as a line per epoch on standard error.
 
-        TrainingError where the loss or the weights are no finite numbers any more; the run keeps its last checkpoint.
-        ``allow_nonfinite`` goes on.
+        TrainingError when the loss or the weights become infinite or NaN; the run keeps its last checkpoint. With
+        ``allow_nonfinite`` training continues.
 
-        Ctrl-C ends it between two steps of a pass, after a second anywhere: KeyboardInterrupt. The epoch under way is
-        lost, and the weights are those of the one before.
+        Ctrl-C raises KeyboardInterrupt between two steps of a pass, after a second anywhere. The current epoch is lost,
+        and the weights are those of the one before.
         """
         asked: dict[str, Any] = {"epochs": epochs, "eval_every": eval_every, "patience": patience}
         for name, given in asked.items():
@@ -136,7 +137,7 @@ class Trainer:
                 return self._train(last, eval_every, patience, allow_nonfinite)
 
     def _train(self, last: int, eval_every: int, patience: int, allow_nonfinite: bool) -> list[EpochRecord]:
-        """Epochs until ``last`` is done; the algorithm."""
+        """Train epochs until ``last`` is done; the algorithm."""
         state = self._state
         records: list[EpochRecord] = []
         unscored: EpochRecord | None = None
@@ -179,8 +180,10 @@ class Trainer:
         return records
 
     def _even_out(self, record: EpochRecord, trained: int) -> None:
-        """Of several processes, where some compute much longer than others, or all than forecast: plan anew by that.
-        After the first, second, fourth, eighth, … epoch trained here; no result depends on it."""
+        """Plan anew where some processes compute much longer than others, or all much longer than forecast.
+
+        This happens after the first, second, fourth, eighth, … epoch trained here; no result depends on it.
+        """
         exchange = self._prepared.exchange
         if exchange is None or trained & (trained - 1):
             return
@@ -201,8 +204,10 @@ class Trainer:
         self._start()
 
     def _loss_and_gradients(self, *, scored: bool, recorder: EpochRecorder | None = None) -> float:
-        """Forward, loss, backward over the whole graph. Returns the mean loss; ``scored``: scores come with it. Where
-        an embedding is trained, its rows are stepped on the way, to be committed with the parameters' step."""
+        """Run forward, loss and backward over the whole graph and return the mean loss; ``scored``: with scores.
+
+        A trained embedding's rows are stepped meanwhile, to be committed with the parameters' step.
+        """
         self._drop_pending()
         self._prepared.builder.epoch = self._steps_made
         if self._learnt is not None:
@@ -219,19 +224,19 @@ class Trainer:
         return self._objective.mean_loss()
 
     def _drop_pending(self) -> None:
-        """Rows of an embedding that an epoch has computed, and no step has followed, are neither read nor found."""
+        """Discard an embedding's rows that an epoch has computed without a following step."""
         if self._learnt is not None and self._learnt.pending:
             self._session.forget()
             self._learnt.pending = False
 
     def _commit_rows(self) -> None:
-        """Rows of an embedding that an epoch has computed are those that are read from here on."""
+        """Make an embedding's rows that an epoch has computed the current ones."""
         if self._learnt is not None:
             self._session.await_learnt()
             self._learnt.commit()
 
     def _step(self) -> None:
-        """One optimizer step, and what follows it."""
+        """Make one optimizer step, and update schedules and averages."""
         self._update()
         self._schedules.step()
         self._averaging.update(self.epoch + 1)
@@ -253,10 +258,10 @@ class Trainer:
     @checked
     @interruptible_by_ctrl_c()
     def evaluate(self) -> Scores:
-        """Score all splits with the model as it is, by the trainer's metric: ``train_score``, ``valid_score`` and
-        ``test_score``, None where a split is empty.
+        """Return the scores of all splits with the current model, by the trainer's metric.
 
-        Where weights are averaged, these are scored.
+        The keys are ``train_score``, ``valid_score`` and ``test_score``, with None for an empty split. Where weights
+        are averaged, the average is scored.
         """
         with self._at_work(scoring=True):
             return self._evaluate()
@@ -284,13 +289,13 @@ class Trainer:
         out: str | Path | None = None,
         force: bool = False,
     ) -> Tensor | None:
-        """Logits, labels or embeddings with the model as it is (averaged weights, where there are such), exactly and
-        within the same budgets, by the ids that nodes have in the source.
+        """Return logits, labels or embeddings of the current model, or of averaged weights, exactly and within the same
+        budgets.
 
-        ``layer`` counts hidden layers, for embeddings; ``nodes`` are the ids wanted, by default all of them, as
-        ``store.ids`` has them; ``node_type``: of a graph with types, whose embedding (layer 0) is wanted. With ``out``
-        they go to that file, by its ending ``.npy``, ``.zarr``, ``.parquet`` or ``.csv`` (``force``: one that exists is
-        replaced), otherwise they are returned, [n, columns] or [n].
+        ``layer`` counts hidden layers, for embeddings; ``nodes`` are the wanted ids of the source, by default all of
+        them, in the order of ``store.ids``; ``node_type``: in a heterogeneous graph, the type whose embedding (layer 0)
+        is wanted. With ``out`` they are written to that file, by its suffix ``.npy``, ``.zarr``, ``.parquet`` or
+        ``.csv`` (``force``: an existing one is replaced); otherwise they are returned, [n, columns] or [n].
         """
         options: dict[str, Any] = {"layer": layer, "nodes": nodes, "node_type": node_type, "learnt": self._learnt}
         options["ignore_edge_data"] = self._asked["ignore_edge_data"]
@@ -300,7 +305,8 @@ class Trainer:
     def _predicted(
         self, made: Callable[[], Predictions], out: str | Path | None = None, *, force: bool = False
     ) -> Tensor | None:
-        """What is predicted with the model as it is, or averaged weights, in the memory that epochs take else."""
+        """Return the predictions of the current model, or of averaged weights, in the memory that epochs otherwise
+        take."""
         with self._at_work():
             self._check_converted()
             self._free_memory()
@@ -312,8 +318,11 @@ class Trainer:
 
     @contextmanager
     def _at_work(self, *, scoring: bool = False) -> Iterator[None]:
-        """While it is at work. TrainingError where it is so already: in another thread or, but for ``scoring`` when an
-        epoch is over, in what has called a listener."""
+        """Mark the trainer as at work within this context.
+
+        TrainingError where it is already, in another thread or in a call from a listener, except for ``scoring`` when
+        an epoch is over.
+        """
         _check_autocast()
         if not self._lock.acquire(blocking=False):
             raise TrainingError("the trainer is at work in another thread; it does one thing at a time")
@@ -329,7 +338,7 @@ class Trainer:
             self._lock.release()
 
     def _weights_seen(self) -> list[tuple[int, str]]:
-        """What tells whether somebody changes them, in place or by ``.data``."""
+        """Return values that change if the weights are changed, in place or through ``.data``."""
         return [(one._version, str(float(one.detach().sum()))) for one in self._prepared.network.parameters]
 
     def _check_converted(self) -> None:
@@ -340,40 +349,42 @@ class Trainer:
 
     @property
     def epoch(self) -> int:
-        """Epochs done."""
+        """The number of epochs done."""
         return self._state.epoch
 
     @property
     def _steps_made(self) -> int:
-        """Steps done; they tell the masks of dropout from those of other steps."""
+        """The number of steps done, which is part of the key of dropout masks."""
         return self.epoch
 
     @property
     def _steps_unsaved(self) -> bool:
-        """Whether steps are made after others that no checkpoint names yet."""
+        """Whether steps are made after others that no checkpoint contains yet."""
         return "train_and_score" in self._prepared.steps
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """Epoch and scores of the best validation score so far."""
+        """The epoch and the scores of the best validation score so far."""
         return self._state.best
 
     def _recorder(self, trained: int, *, scored: bool) -> EpochRecorder | None:
-        """What watches the epoch that comes when ``trained`` are behind it, for the run's folder: one later than the
-        first, which fills the memory; and that, in case that it is the only one."""
+        """Return the recorder, for the run's folder, of the epoch after ``trained`` ones, or None.
+
+        The second epoch is recorded, since the first one fills the memory; so is the first, in case it is the only one.
+        """
         if self._run is None or trained > 1 or (trained == 0 and (self._run.path / TIMELINE).exists()):
             return None
         return EpochRecorder("train_and_score" if scored else "train")
 
     def _evaluated(self, record: EpochRecord) -> EpochRecord:
-        """``record`` with the scores of an evaluation of its own."""
+        """Return ``record`` with the scores of a separate evaluation."""
         started = self._session.runtime.taken()
         scores = self._evaluate()
         taken = self._session.runtime.taken().since(started)
         return record.scored(scores, eval_s=taken.time_s, wait_s=taken.io_wait_s)
 
     def _conclude_interrupted(self, records: list[EpochRecord], eval_every: int) -> None:
-        """What an earlier call of fit has left unconcluded, as it was interrupted: scored if it is its turn."""
+        """Conclude the epoch that an interrupted call of fit left unfinished; score it if it is due."""
         if (record := self._unconcluded) is not None:
             due = bool(eval_every) and record.epoch % eval_every == 0
             self._conclude(records, self._evaluated(record) if due else record, eval_every)
@@ -389,7 +400,7 @@ class Trainer:
             self._may_score = False
 
     def _shown(self, last: int, eval_every: int) -> AbstractContextManager[None]:
-        """What shows the training up to epoch ``last`` to whoever has called from Python."""
+        """Return a context that shows the training up to epoch ``last`` to a Python caller."""
 
         title = f"{type(self.model).__name__} on {self.store.path.name}"
         return displayed(self._relay, lambda: self.view(title, self.epoch + 1, last, eval_every), last)
@@ -397,21 +408,21 @@ class Trainer:
     def view(
         self, title: str, first: int, last: int, eval_every: int, records: Sequence[EpochRecord] = ()
     ) -> TrainingView:
-        """What shows the training of epochs from ``first`` to ``last``, with ``records`` of those before."""
+        """Return the view of the training of epochs ``first`` to ``last``, with ``records`` of earlier ones."""
         shown = title, first, last, self.metric.value, self.metric.higher_is_better, self.report(eval_every)
         return TrainingView(*shown, tiers=self.tiers, records=[*records])
 
     def report(self, eval_every: int) -> PlanReport | None:
-        """What is promised of an epoch where every ``eval_every``-th is scored; None: it was not planned."""
+        """Return the plan's promise for an epoch if every ``eval_every``-th is scored; None: it was not planned."""
         return PlanReport.of_run(self.workload, self.plan, self.hardware, self.limits, eval_every=eval_every)
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
-        """The memory that is taken, of that which may be, where no plan says so."""
+        """The memories in use with their limits, where no plan gives them."""
         return ()
 
     def _last_epoch(self, epochs: int, *, resume: bool) -> int:
-        """The number of the last epoch to train, with the state that there is or that of the run's checkpoint."""
+        """Return the number of the last epoch to train, from the current state or the run's checkpoint."""
         if resume:
             self._state.resume()
             self._unconcluded = None
@@ -430,7 +441,7 @@ class Trainer:
             raise OptionError(f"{why}, and {reason}")
 
     def _why_unscored(self) -> str:
-        """Why there will be no validation scores; empty where there will."""
+        """Return why there will be no validation scores; an empty string if there will."""
         if not self.store.split_sizes["valid"]:
             return f"{self.store.path} has no validation split"
         return "there are no scores of these outputs" if self._scorer.metric is None else ""
@@ -451,7 +462,7 @@ class Trainer:
             self._kept.open(self.spill_dir, self._session.runtime.engine)
 
     def _start_embedding(self) -> None:
-        """Have its rows; not anew where a run has some that nobody has asked to go on with."""
+        """Open the embedding's rows; refuse to initialise them where a run exists that is not being resumed."""
         if self._learnt is not None:
             if self._run is not None:
                 if self._run.has_checkpoint and not self.epoch:
@@ -498,46 +509,45 @@ class Trainer:
         hardware: Hardware | None = None,
         _tuning: Tuning = Tuning(),  # noqa: B008  # frozen
     ) -> None:
-        """Plan the training of ``model`` on ``graph``; memory and files are taken by what runs first.
+        """Plan the training of ``model`` on ``graph``; memory and files are allocated by the first call that runs.
 
-        ``graph`` is an open store, its path, or PyG's ``Data`` or ``HeteroData``, which is converted beside the scratch
-        data into a store that ``close`` removes.
+        ``graph`` is an open store, its path, or PyG's ``Data`` or ``HeteroData``. The latter are converted, beside the
+        scratch data, into a store that ``close`` removes.
 
         ``memory`` bounds what the CPU works in, a size like ``"4G"`` or bytes, by default three quarters of what is
-        free. For a GPU ``gpu_budget`` bounds its memory and ``host_budget`` the host's, by default nine tenths and half
-        of what is free (on the CPU they are two parts of ``memory``). ``spill_dir`` takes scratch data (default: the
-        disk of ``out``, else of the store); ``out`` is the folder of a run, new or to be resumed. ``block_rows`` and
-        ``slab_columns`` override the planner, and so does ``exchange``, which says what several processes send each
-        other for a pull: the ``"halo"`` of rows, or some ``"columns"`` of all rows where these can be sharded; by
-        default what takes less time where each receives ``link`` bytes a second (default: as is measured first), from
-        GPU to GPU by the faster way unless ``exchange_by`` says ``"host"`` or ``"device"``; none of them nor the
-        budgets change any result. ``max_ssd_writes`` bounds what a training epoch may write to the SSD
-        (scoring comes on top). ``optimizer_state`` says where what the optimizer keeps of large parameters is:
-        ``"memory"``, ``"ssd"``, or there only if it must (``"auto"``).
-        ``spill_dtype="bfloat16"`` keeps intermediates in half the bytes; sums are still taken in the model's own type,
-        and results again do not depend on the budgets. ``compute_dtype="bfloat16"`` rounds the factors of dense
-        products, as autocast does.
+        free. For a GPU, ``gpu_budget`` bounds its memory and ``host_budget`` the host's, by default nine tenths and
+        half of what is free (on the CPU they are two parts of ``memory``). ``spill_dir`` takes scratch data (default:
+        the disk of ``out``, else of the store); ``out`` is the folder of a run, new or to be resumed. ``block_rows``
+        and ``slab_columns`` override the planner. So does ``exchange``, which says what several processes send each
+        other for a pull: the ``"halo"`` of rows, or some ``"columns"`` of all rows where these can be sharded. By
+        default it is the faster one when each process receives ``link`` bytes a second (default: measured first). Rows
+        go from GPU to GPU by the faster way, unless ``exchange_by`` says ``"host"`` or ``"device"``. None of these, nor
+        the budgets, changes any result. ``max_ssd_writes`` bounds what a training epoch may write to the SSD (scoring
+        comes on top). ``optimizer_state`` says where the optimizer's state of large parameters is: ``"memory"``,
+        ``"ssd"``, or on the SSD only if necessary (``"auto"``). ``spill_dtype="bfloat16"`` keeps intermediates in half
+        the bytes; sums are still computed in the model's own dtype, and results again do not depend on the budgets.
+        ``compute_dtype="bfloat16"`` rounds the factors of dense products, as autocast does.
 
-        Modules that are in eval mode, in a model that is in training mode when it is given here, train in eval mode (a
-        frozen ``BatchNorm``); otherwise all of it trains as ``model.train()`` leaves it. Modes set later have no part.
+        Modules in eval mode, of a model in training mode when it is given here, train in eval mode (a frozen
+        ``BatchNorm``); otherwise everything trains as after ``model.train()``. Modes set later have no effect.
 
-        ``loss`` is a torch loss or a callable on (outputs [r, C], labels) that gives one loss a row, [r], or a scalar
-        that is their mean; of a model that returns several results it gets a tuple, and the first is scored. By default
-        cross-entropy, for several labels a node BCE with logits, for values the mean squared error. ``metric`` is what
-        evaluation measures (see ``Metric``; default by the store's task). ``scheduler`` is one of torch's, or several,
-        stepped once an epoch; ``clip_norm`` bounds the norm of all gradients; ``average``, an ``AveragedModel(model)``,
-        takes the weights in from epoch ``average_from`` on and is what is scored. ``embedding``, an ``Embedding`` or
-        its columns, is trained along and is the model's input, behind the features where the store has such; it ends
-        with ``close`` unless ``out`` keeps it, and ``predict("embeddings", layer=0)`` gives its rows. ``input_dropout``
-        drops from the input, before the first layer. ``threads`` compute tiles side by side (default: torch's number).
-        ``device`` is a name, torch's device, or a ``Device`` that the caller has made. Weights and features of the
-        store's edges are given to the model as ``edge_weight`` and ``edge_attr``; one that takes none of them is
-        refused, unless ``ignore_edge_data`` is ``"weight"``, ``"features"`` or ``"all"``. ``hardware`` is the machine
-        as the planner is to see it (default: as ``ooc profile`` has measured it, if it has); it changes no result. What
-        the model is made of and which of its parameters are trained is settled here: changed later, it is refused, but
-        for values of weights and buffers.
+        ``loss`` is a torch loss or a callable on (outputs [r, C], labels) that returns one loss per row, [r], or a
+        scalar that is their mean; for a model with several results it gets a tuple, and the first is scored. By default
+        it is cross-entropy, for several labels per node BCE with logits, for values the mean squared error. ``metric``
+        is what evaluation measures (see ``Metric``; default by the store's task). ``scheduler`` is one or several of
+        torch's, stepped once an epoch; ``clip_norm`` bounds the norm of all gradients; ``average``, an
+        ``AveragedModel(model)``, is updated from epoch ``average_from`` on and is then scored. ``embedding``, an
+        ``Embedding`` or its number of columns, is trained with the model and is its input, after the features where the
+        store has any. It ends with ``close`` unless ``out`` keeps it; ``predict("embeddings", layer=0)`` returns its
+        rows. ``input_dropout`` drops from the input, before the first layer. ``threads`` compute tiles in parallel
+        (default: torch's number). ``device`` is a name, torch's device, or a ``Device`` made by the caller. Weights and
+        features of the store's edges are given to the model as ``edge_weight`` and ``edge_attr``. A model that takes
+        none of them is refused, unless ``ignore_edge_data`` is ``"weight"``, ``"features"`` or ``"all"``. ``hardware``
+        is the machine that the planner assumes (default: as ``ooc profile`` has measured it, if it has); it changes no
+        result. The structure of the model and which of its parameters are trained are fixed here: later changes are
+        refused, except to values of weights and buffers.
 
-        Raises ModelError for what cannot be run exactly, BudgetError with the least budgets that would do.
+        Raises ModelError for what cannot be run exactly, BudgetError with the least budgets that would suffice.
         """
         _check_autocast()
         check_model(model, graph)
@@ -653,7 +663,7 @@ class Trainer:
             dropped.atexit = False  # the process gives everything back by itself
 
     def _ready(self, resources: Resources, models: list[nn.Module]) -> None:
-        """Plan what there is to run, and make ready what runs it; ``models``: all whose weights it reads."""
+        """Plan, and prepare the session; ``models``: all whose weights it reads."""
         job = self._job(resources)
         self._planned, self._objective, self._scorer = job, job.objective, job.objective.scorer
         by_itself: dict[str, Any] = {"ranks": ALONE, "threads": job.resources.own_threads, "threads_by_rank": ()}
@@ -669,19 +679,19 @@ class Trainer:
         self._session = Session(self._prepared, models, self.optimizer)
 
     def _size_lazy_parameters(self, ignore_edge_data: str) -> None:
-        """Before an optimizer asks for them."""
+        """Initialise lazy parameters before an optimizer asks for them."""
         given: dict[str, Any] = {"ignore_edge_data": ignore_edge_data, "learnt": self._learnt}
         size_lazy_parameters(self.model, setting_of(self.store, dtype_of(self.model), **given))
 
     def _particulars(self) -> dict[str, Any]:
-        """What this kind of training is given beside what all are, by its arguments' names."""
+        """Return the further arguments of this kind of training, by name."""
         return {}
 
     def _resolve_metric(self, name: str | None, graph: Store) -> Metric:
         return resolve_metric(name, graph.task, graph.num_classes)
 
     def _job(self, resources: Resources) -> Job:
-        """What is planned. Who takes memory for more than it has it made of less."""
+        """Return the job to plan; a subclass that takes memory for other purposes gives it less."""
         return prepare(self.model, self.store, resources.shared_with(self.ranks), **self._asked)
 
     @interruptible_by_ctrl_c()
@@ -696,7 +706,7 @@ class Trainer:
                 self._converted.cleanup()
 
     def _free_memory(self) -> None:
-        """Give back what the next epoch makes anew."""
+        """Free what the next epoch makes anew."""
         self._session.close()
 
     def __enter__(self) -> Self:
@@ -707,7 +717,7 @@ class Trainer:
 
 
 def _parts_of(graph: Any) -> Iterator[Any]:
-    """What of PyG's data, or of lists and datasets of such, has features and labels."""
+    """Yield the parts of PyG's data, or of lists and datasets of them, that have features and labels."""
     if isinstance(graph, (list, tuple, torch.utils.data.Dataset)):
         from ooc.sources.formats.many_graphs import in_turn
 
@@ -718,8 +728,10 @@ def _parts_of(graph: Any) -> Iterator[Any]:
 
 
 def _beside(model: nn.Module, graph: Any, listener: Listener) -> tuple[str, ...]:
-    """What of PyG's data the model asks for beside ``x``: numbers of each node. It is said which it may do without,
-    since nobody knows whether its user would give them."""
+    """Return the numeric node attributes of PyG's data, beside ``x``, that the model's ``forward`` asks for.
+
+    The user is told which of them are optional, since they may not be meant to be used.
+    """
     parts = _parts_of(graph)  # which holds what it is a part of
     part: Any = next(parts, None)
     if not hasattr(part, "is_node_attr") or hasattr(graph, "node_types"):
@@ -744,12 +756,12 @@ def _beside(model: nn.Module, graph: Any, listener: Listener) -> tuple[str, ...]
 
 
 def _labels_of(graph: Any) -> list[Tensor]:
-    """Those of PyG's data; none of a store, or of its path."""
+    """Return the labels of PyG's data; none for a store or its path."""
     return [part.y for part in _parts_of(graph) if isinstance(getattr(part, "y", None), Tensor)]
 
 
 def _check_autocast() -> None:
-    """OptionError where torch's autocast is on, which would be so on this thread alone."""
+    """Raise OptionError where torch's autocast is on, which would hold on this thread only."""
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         raise OptionError("torch.autocast is on; train and predict outside of it, with compute_dtype='bfloat16'")
 
@@ -757,8 +769,10 @@ def _check_autocast() -> None:
 def _opened(
     graph: Any, folder: Path, resources: Resources, task: Task | None, beside: Sequence[str]
 ) -> tuple["TemporaryDirectory[str] | None", Store]:
-    """The store that is ``graph``, or at that path; of a PyG ``Data`` or ``HeteroData`` one that is there as long as
-    the folder it is in, with labels of the ``task``, and what is ``beside`` x."""
+    """Return the store of ``graph``, open or a path; or a temporary one of PyG's data, with the folder it is in.
+
+    The temporary store has labels of the ``task`` and the attributes ``beside`` x.
+    """
     if isinstance(graph, Store):
         return None, graph
     if isinstance(graph, str | Path):
@@ -795,8 +809,10 @@ def _opened(
 
 @contextmanager
 def _given_up_with(converted: "TemporaryDirectory[str] | None") -> Iterator[None]:
-    """An error takes ``converted`` away at once: a notebook keeps the error, and with it the trainer. Nor does it name
-    the place of that."""
+    """Within this context, an error removes ``converted`` at once, and does not mention its path.
+
+    A notebook keeps the error, and with it the trainer.
+    """
     try:
         yield
     except BaseException as error:
@@ -808,7 +824,7 @@ def _given_up_with(converted: "TemporaryDirectory[str] | None") -> Iterator[None
 
 
 def open_run_folder(out: str | Path | RunFolder | None, seed: int) -> RunFolder | None:
-    """The run's folder: that of a run which is there, to be resumed, or a new one."""
+    """Return the run's folder: an existing run's, to be resumed, or a new one."""
     if out is None or isinstance(out, RunFolder):
         return out
     if not isinstance(out, str | Path):
@@ -819,7 +835,7 @@ def open_run_folder(out: str | Path | RunFolder | None, seed: int) -> RunFolder 
 def _close_dropped(
     model: str, session: Session | None, learnt: LearntRows | None, kept: StateOnDisk | None, run: RunFolder | None
 ) -> None:
-    """What ``close`` does, for a trainer that nobody holds any more."""
+    """Close what a trainer holds that was dropped without ``close``."""
     if session is not None and session.started:
         warnings.warn(f"a trainer of {model} was dropped without close()", ResourceWarning, stacklevel=2)
         session.close()

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training by batches, sampled or of whole graphs."""
+"""Training by mini-batches, sampled or of whole graphs."""

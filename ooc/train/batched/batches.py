@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training by mini-batches of any kind: a step for every batch, or for several, by one process or by several.
 
-All is admitted first: the batches and what the layers make of the largest of them, parameters, what the optimizer
-keeps. Where not all that a batch's layers save for the backward pass fits, it is planned what becomes of it.
+All memory is admitted first: batches and what the layers make of the largest of them, parameters, the optimizer's
+state. Where what a batch's layers save for the backward pass does not fit, a plan is made for it.
 
-Sampled batches come from ``ooc.sampling``; the module runs on them as it is. What is scored then is the full graph,
-exactly, by the program that full-graph training scores with, whose plan is admitted, too.
+Sampled batches come from ``ooc.sampling``; the module runs on them as it is. Scores are of the full graph, exactly, by
+the program that full-graph training scores with, whose plan is admitted, too.
 """
 
 import time
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 
 _DROPOUT = 2**33
-"""Beside seed, epoch and batch in the key of what the layers draw."""
+"""The purpose, in a key with seed, epoch and batch, of the layers' random numbers."""
 _FULL_GRAPH = {
     "device": ("auto", "cpu"),
     "spill_dtype": (None, "float32", "float64"),
@@ -69,33 +69,35 @@ _FULL_GRAPH = {
     "optimizer_state": ("auto", "memory"),
 }
 _AUTOCAST_SHARE = 1.5
-"""What a step may take with autocast of what it takes without, as rounded copies come on top; of five models of two to
-five layers it was 0.8 to 1.13."""
+"""The most memory of a step with autocast, relative to one without, since rounded copies come on top; for five models
+of two to five layers it was 0.8 to 1.13."""
 
 
 class BatchTrainer(Trainer):
-    """Trains by the batches of a loader. The loss of an epoch is the mean over its training rows, each as its batch's
-    step found it. Gradients of several batches of a step are those of one batch of all their rows.
+    """Trains by the batches of a loader. The loss of an epoch is the mean over its training rows, each in its batch's
+    step.
 
-    Where ``torchrun`` has started several processes, each computes a share of every step's batches, and all make the
-    same steps; their number changes no result. ``memory`` is that of all processes of a machine. The first one scores,
-    and writes the run.
+    The gradients of several batches in a step are those of one batch of all their rows.
+
+    With several processes started by ``torchrun``, each computes a share of every step's batches, and all make the same
+    steps; their number changes no result. ``memory`` is that of all processes of a machine. The first one scores, and
+    writes the run.
     """
 
     loader: NeighborLoader | GraphLoader
-    """What gives the batches of an epoch: those that are this process's."""
+    """The loader of an epoch's batches that are this process's."""
     _loss: Loss
     _scored_columns: int
-    """Of the outputs."""
+    """The columns of the outputs."""
     _dtype: torch.dtype
     _batches_bytes: int
-    """What the loader and the model take together."""
+    """The bytes that the loader and the model take together."""
     batch_model: nn.Module
-    """The model, or what calls it for batches."""
+    """The model, or a wrapper that calls it for batches."""
     memory_bytes: int
-    """Of this process."""
+    """The memory of this process."""
     _is_bounded = False
-    """Whether a model is refused whose batches cannot be counted."""
+    """Whether a model is refused if the memory of its batches cannot be counted."""
 
     def __init__(self, model: nn.Module, graph: Any, *, accumulate: int, **options: Any) -> None:
         for name, values in _FULL_GRAPH.items():
@@ -111,7 +113,10 @@ class BatchTrainer(Trainer):
         return {"accumulate": self._a_step, "threads": torch.get_num_threads()}  # by which torch's products round
 
     def _loading(self, model: nn.Module, resources: Resources, seed: int) -> dict[str, Any]:
-        """How batches are loaded, all kinds alike. OptionError where a step has no batch for some process."""
+        """Return the loader's options common to all kinds of batches.
+
+        OptionError where a step has no batch for some process.
+        """
         if self.ranks.count > self._a_step:
             raise OptionError(
                 f"a step of {self._a_step} batches has none for some of {self.ranks.count} processes; give "
@@ -136,7 +141,7 @@ class BatchTrainer(Trainer):
         }
 
     def _is_own(self, number: int) -> bool:
-        """Whether this process computes the batch of that number."""
+        """Return whether this process computes the batch of that number."""
         return number % self._a_step % self.ranks.count == self.ranks.rank
 
     # ---- the algorithm -----------------------------------------------------------------------------------------
@@ -164,7 +169,7 @@ class BatchTrainer(Trainer):
         return record.scored(self._evaluate(), eval_s=time.perf_counter() - started)
 
     def _epoch(self, epoch: int) -> EpochRecord:
-        """A step for every group of batches, of which the processes compute one after the other in turn."""
+        """Make a step for every group of batches, which the processes compute in turn."""
         loader, ranks, group = self.loader, self.ranks, self._a_step
         loader.epoch, before = epoch, loader.read_bytes
         count, waited, total = len(loader), 0.0, 0.0
@@ -219,10 +224,10 @@ class BatchTrainer(Trainer):
         )
 
     def _make_room(self) -> None:
-        """Free what was needed for scores alone, if an epoch needs its memory."""
+        """Free what only scoring needed, if an epoch needs its memory."""
 
     def _scale(self, epoch: int, first: int, last: int) -> float:
-        """The loss of a step is the mean over its rows, or over what is known of their labels, as torch has it."""
+        """Return the factor that makes a step's loss the mean over its rows, or over its known labels, as in torch."""
         weight = self._loss.weight
         if weight is None:
             return 1.0
@@ -234,10 +239,10 @@ class BatchTrainer(Trainer):
 
     @abstractmethod
     def _rows_of_step(self, epoch: int, first: int, last: int) -> list[Ints]:
-        """Those that are trained by these batches."""
+        """Return the rows that these batches train."""
 
     def _labels(self, split: str, y: Tensor, rows: Tensor | None = None) -> Tensor:
-        """The labels of these ``rows`` of ``y`` [r] or [r, L] (None: all), which are of the split."""
+        """Return the labels of a split for ``rows`` of ``y`` [r] or [r, L] (None: all)."""
         if self.store.task is Task.MULTILABEL and y.is_floating_point():
             y = y.nan_to_num(nan=-1)
         rows = torch.arange(len(y)) if rows is None else rows
@@ -246,10 +251,11 @@ class BatchTrainer(Trainer):
 
     @abstractmethod
     def _accumulate(self, batch: "Data", scale: float) -> float:
-        """Add a batch's gradients, ``scale`` times, to those of its step. Returns the sum of its losses."""
+        """Add a batch's gradients, multiplied by ``scale``, to those of its step; return the sum of its losses."""
 
     def _backward(self, outputs_rC: Tensor, labels: Tensor, scale: float) -> float:
-        """From outputs to gradients, and the sum of the losses, which saves what no layer does."""
+        """Propagate the loss of outputs back to gradients; return the sum of the losses. Tensors that the loss saves
+        stay."""
         with saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
             total, gradient_rC = self._loss.gradient(outputs_rC.detach(), labels)
         torch.autograd.backward(outputs_rC, gradient_rC * scale)
@@ -259,13 +265,13 @@ class BatchTrainer(Trainer):
         return torch.autocast("cpu", torch.bfloat16, enabled=self._is_rounded)
 
     def _offloaded(self) -> AbstractContextManager[Offload | None]:
-        """Where not all that a batch's layers save fits: what becomes of it."""
+        """Return the block that stores what a batch's layers save, where that does not fit."""
         if self._saving is None:
             return nullcontext()
         return Offload(self.batch_model, self._saving, spill_dir=self.spill_dir, hardware=self.hardware)
 
     def _evaluate(self) -> Scores:
-        """Of several processes the first does, and all have to ask."""
+        """Return the first process's scores; all processes have to call."""
         return self.ranks.told(self._evaluate_alone)
 
     @abstractmethod
@@ -273,13 +279,17 @@ class BatchTrainer(Trainer):
 
     @abstractmethod
     def _model_bytes(self, most: Any, left: int) -> int:
-        """What training takes beside batches of that size at most, where so many bytes are ``left`` for it: what the
-        layers save is kept if it fits, and planned for otherwise."""
+        """Return the bytes that training takes beside batches of at most that size, of which so many bytes are
+        ``left``.
+
+        What the layers save is kept if it fits, and planned for otherwise.
+        """
 
     # ---- memory, and the end -----------------------------------------------------------------------------------
 
     def _kept_bytes(self) -> int:
-        """Gradients, up to three numbers of the optimizer's for each, averages, and sums of several processes."""
+        """Return the bytes of gradients, up to three optimizer numbers for each, averages, and sums of several
+        processes."""
         parameters = sum(parameter.nbytes for parameter in self.model.parameters())
         return 4 * parameters + self._averaging.nbytes + StepSum.nbytes(self.model, self.ranks)
 
@@ -290,8 +300,11 @@ class BatchTrainer(Trainer):
         left: int,
         within: Callable[[nn.Module], AbstractContextManager[None]] = lambda module: nullcontext(),
     ) -> int:
-        """What a ``step`` on the meta device takes that is ``given`` these, where so many bytes are ``left`` for it:
-        what the layers save is kept if it fits, and planned for otherwise."""
+        """Return the bytes that a ``step`` on the meta device with these inputs takes, of which so many bytes are
+        ``left``.
+
+        What the layers save is kept if it fits, and planned for otherwise.
+        """
         try:
             runs = DryRuns(self.batch_model, step, self.hardware, known=given, within=within)
             whole = int(runs.kept_bytes * (_AUTOCAST_SHARE if self._is_rounded else 1))
@@ -338,8 +351,8 @@ class BatchTrainer(Trainer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How batches are made: the most neighbours that are drawn of a node, by hop (-1: all), the nodes of a batch, and
-    the batches of a step."""
+    """How batches are made: the most neighbours sampled of a node, by hop (-1: all), nodes per batch, and batches per
+    step."""
 
     fanouts: Sequence[int]
     batch_size: int
@@ -349,8 +362,8 @@ class Sampling:
 class SampledTrainer(BatchTrainer):
     """Trains ``model`` in place by batches that are sampled from ``graph``, within the memory it is given.
 
-    Arguments as of ``Trainer``; ``compute_dtype="bfloat16"`` computes batches by torch's autocast. Where an epoch is
-    interrupted, the steps that it has made stay made, but for a run that is gone on with.
+    Arguments as in ``Trainer``; ``compute_dtype="bfloat16"`` computes batches with torch's autocast. Where an epoch is
+    interrupted, the steps it has made remain, except in a run that is resumed.
     """
 
     loader: NeighborLoader
@@ -365,7 +378,7 @@ class SampledTrainer(BatchTrainer):
         return super()._particulars() | {"sampling": self.sampling}
 
     def _job(self, resources: Resources) -> Job:
-        """Batches first; scoring is planned within what they leave when they are over."""
+        """Return the job of scoring, planned within the memory that batches leave when they are over."""
         model, store, sampling = self.model, self.store, self.sampling
         left_out, loss = self._asked["ignore_edge_data"], self._asked["loss"]
         self._input_dropout = self._asked["input_dropout"]
@@ -409,7 +422,7 @@ class SampledTrainer(BatchTrainer):
 
     @property
     def _both_fit(self) -> bool:
-        """Whether batches and scoring may be in memory at once."""
+        """Return whether batches and scoring may be in memory at once."""
         plan = self._prepared.plan
         return self.loader.plan.nbytes + plan.device_peak_bytes + plan.host_peak_bytes <= self.memory_bytes
 
@@ -429,14 +442,14 @@ class SampledTrainer(BatchTrainer):
             return self._backward(outputs_rC, labels, scale)
 
     def _normalized(self, model: nn.Module, batch: "Data") -> AbstractContextManager[None]:
-        """Layers take the degrees of the full graph: around both passes, since either may run them."""
+        """Make layers take the degrees of the full graph, around both passes, since either may run the layers."""
         on_meta = batch.x.is_meta
         normalization = GcnNormalization(model, self._normalization.scalings) if on_meta else self._normalization
         degrees = batch.row_id if on_meta else torch.from_numpy(self.loader.in_degrees(batch.row_id.numpy()))
         return normalization.applied(batch.row_id, degrees, batch.edge_index, batch.edge_weight)
 
     def _outputs(self, model: nn.Module, batch: "Data") -> Tensor:
-        """What the model gives for a batch's seeds, and maybe for nodes that lie further out."""
+        """Return the model's outputs for a batch's seeds, which may be followed by those of other nodes."""
         x = F.dropout(batch.x.to(self._dtype), self._input_dropout, training=True)
         given: dict[str, Any] = {}
         if EdgeData.WEIGHT in self._carried:
@@ -472,7 +485,7 @@ class SampledTrainer(BatchTrainer):
     # ---- memory, and the end -----------------------------------------------------------------------------------
 
     def _model_bytes(self, most: list[tuple[int, int]], left: int) -> int:
-        """Of batches that have so many nodes and edges after each hop at most."""
+        """Return the model's bytes for batches with at most so many nodes and edges after each hop."""
         from torch_geometric.data import Data
 
         kept = self._kept_bytes() + self._rows_bytes
@@ -499,7 +512,9 @@ class SampledTrainer(BatchTrainer):
 
 
 def _trims(model: nn.Module, fanouts: Sequence[int], carried: frozenset[EdgeData]) -> bool:
-    """Whether PyG's ``trim_to_layer`` leaves out what later layers do not read, of a model of its own; norms over nodes
-    then take their statistics of what is left."""
+    """Return whether the model is PyG's own and can leave out rows that later layers do not read (``trim_to_layer``).
+
+    Norms over nodes then compute their statistics over the remaining rows.
+    """
     plain = isinstance(model, BasicGNN) and getattr(model, "jk_mode", None) is None and len(carried) < len(EdgeData)
     return plain and len(fanouts) >= int(getattr(model, "num_layers", 0))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training on many graphs: a batch is of whole graphs, and the model gives a row of outputs for each of them.
+"""Training on many graphs: a batch consists of whole graphs, and the model returns a row of outputs for each of them.
 
-The module runs on batches as it is, under plain autograd, so PyG's pooling layers and any other do. Scores and
-predictions are of the same batches. Which batches fit into which memory is measured for the graphs and the model at
-hand: a step is run on torch's meta device for the largest batch that there can be. G graphs of the store; of a batch g
-graphs, n nodes, e edges, P paths, H pairs of near nodes.
+The module runs on batches as it is, under plain autograd, so PyG's pooling layers and any others do. Scores and
+predictions use the same batches. Which batches fit into a memory is measured for the given graphs and model: a step is
+run on torch's meta device for the largest possible batch. G graphs of the store; of a batch g graphs, n nodes, e edges,
+P paths, H pairs of near nodes.
 """
 
 import inspect
@@ -50,23 +50,23 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 _GIVEN = ("edge_weight", "edge_attr", "path_index", "hop_index", "ptr", "batch_size")
-"""What a model's ``forward`` may take by name, after features, edges and which graph each node is of."""
+"""Arguments of a model's ``forward`` that are given by name, after features, edges and the graph of each node."""
 _ALWAYS = ("x", "edge_index", "batch")
 _CARRIED = {EdgeData.WEIGHT: "edge_weight", EdgeData.FEATURES: "edge_attr"}
 _MADE = {"path_index": "paths", "hop_index": "hops"}
-"""What is made of edges, and the option that it goes by."""
+"""Inputs made from edges, and the options that enable them."""
 
 
 class GraphModel:
-    """How ``model`` is run on batches of graphs of ``store`` with paths of so many edges and pairs of so many hops,
-    which it gives ``outputs`` for.
+    """A wrapper that runs ``model`` on batches of graphs of ``store`` and returns ``outputs`` columns per graph.
 
-    ``forward`` is given ``x`` [n, F], ``edge_index`` [2, e] and ``batch`` [n], by these names if it has all three, in
-    this order otherwise, and by name of ``edge_weight``, ``edge_attr``, ``path_index`` [paths + 1, P], ``hop_index``
-    [2, H], ``ptr`` [g + 1] and ``batch_size`` (g) what it takes; or PyG's data, which has all this. Where it takes what
-    lies beside ``x``, too, all is by name, and what of the three it has no argument for is not given. Whole numbers and
-    one number an edge are as PyG has them, or if it does not run on these, floating-point numbers and [e, 1].
-    ModelError where it takes nothing of what edges carry, or wants paths that are not made, or gives no row a graph.
+    ``paths`` and ``hops``: the lengths of paths and of walks between near nodes. ``forward`` is given ``x`` [n, F],
+    ``edge_index`` [2, e] and ``batch`` [n], by these names if it has all three, in this order otherwise; and by name
+    those it takes of ``edge_weight``, ``edge_attr``, ``path_index`` [paths + 1, P], ``hop_index`` [2, H], ``ptr`` [g +
+    1] and ``batch_size`` (g); or PyG's data, which has all this. If it also takes inputs beside ``x``, all are given by
+    name, and those of the three that it does not take are left out. Integers and single numbers per edge come as PyG
+    has them, or, if the model does not run on these, as floating point and [e, 1]. ModelError where it takes no edge
+    data, wants paths that are not made, or does not return a row per graph.
     """
 
     def __init__(self, model: nn.Module, store: Store, *, paths: int, hops: int, ignore_edge_data: str) -> None:
@@ -107,10 +107,10 @@ class GraphModel:
         self.result_columns = self._tried(model, name)
         self.outputs = self.result_columns[0]
         self.looks_up = any(whole for _, _, whole in self._inputs)
-        """Whether what nodes have is given as whole numbers."""
+        """Whether node inputs are given as integers."""
 
     def __call__(self, model: nn.Module, batch: "Data", input_dropout: float = 0.0, *, every: bool = False) -> Tensor:
-        """What ``model`` gives for a batch's graphs [g, C]; of several results the first, or ``every`` one side by
+        """Return the outputs for a batch's graphs [g, C]; of several results the first, or ``every`` one side by
         side."""
         return of_results(self._results(model, batch, input_dropout), every=every)
 
@@ -132,7 +132,7 @@ class GraphModel:
         return model(*(always[one] for one in self._by_place), **by_name, **given)
 
     def made_up(self, most: Size, place: torch.device | None = None) -> "Data":
-        """A batch of that size, of zeros; on the meta device of nothing."""
+        """Return a batch of that size, of zeros; on the meta device without content."""
         from torch_geometric.data import Data
 
         whole = partial(torch.zeros, dtype=torch.int64, device=place)
@@ -149,12 +149,12 @@ class GraphModel:
         )
 
     def measured(self, most: Size) -> tuple["Data", list[Tensor]]:
-        """A batch of that size on the meta device, and all that a step is given there."""
+        """Return a batch of that size on the meta device, and all inputs of a step there."""
         batch = self.made_up(most, META)
         return batch, [value for value in batch.to_dict().values() if isinstance(value, Tensor)]
 
     def forward_bytes(self, model: nn.Module, most: Size) -> int:
-        """What the forward pass of a batch of that size takes where nothing is kept for a backward one."""
+        """Return the bytes of the forward pass of a batch of that size, without a backward pass."""
         copy = on_meta(model).eval()
         batch, given = self.measured(most)
         try:
@@ -170,13 +170,13 @@ class GraphModel:
         return int(watch.peak_bytes) + self.cast_bytes(most)
 
     def cast_bytes(self, most: Size) -> int:
-        """What a batch takes once more where the store has its numbers in another type than the model."""
+        """Return the bytes of a copy of a batch where the store's dtype differs from the model's."""
         x, features = self.store.array("x"), self.store.num_edge_features * ("edge_attr" in self._given)
         numbers = most.nodes * x.columns + most.edges * (features + ("edge_weight" in self._given))
         return numbers * self.dtype.itemsize if x.dtype.name != str(self.dtype).removeprefix("torch.") else 0
 
     def _tried(self, model: nn.Module, name: str) -> tuple[int, ...]:
-        """The columns of each result that comes of two graphs of two nodes."""
+        """Return the columns of each result, found by running two graphs of two nodes."""
         batch = self.made_up(Size(graphs=2, nodes=4, edges=2, paths=0, largest=2))
         batch.batch, batch.ptr = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 2, 4])
         batch.edge_index = torch.tensor([[1, 0], [0, 1]])
@@ -198,7 +198,7 @@ class GraphModel:
         return self._columns(outputs, name)
 
     def _columns(self, outputs: Any, name: str) -> tuple[int, ...]:
-        """Of each result, of two graphs."""
+        """Return the columns of each result for two graphs."""
         results = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
         self.is_flat = len(results) == 1 and isinstance(results[0], Tensor) and results[0].dim() == 1
         results = [results[0][:, None]] if self.is_flat else results
@@ -217,10 +217,14 @@ _NONE_MARKED = (torch.ops.aten.zeros.default, torch.ops.aten.new_zeros.default, 
 
 
 class LargestNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """On the meta device a number that a model reads off its indices is as large as it can be in the ``batch``, of size
-    ``most``: the last graph's, as PyG's pooling reads to count graphs, where it comes of which graph nodes are of, and
-    otherwise the nodes of the largest graph. What follows from comparing values is not to be known: torch refuses. Of a
-    mask that places were marked in, as of ``to_dense_batch``, so many are picked; of any other all."""
+    """A mode for the meta device in which data-dependent sizes are as large as they can be in the ``batch``, of size
+    ``most``.
+
+    A number that a model reads from its indices is that of the last graph if it derives from ``batch``, as PyG's
+    pooling reads it to count graphs, and otherwise the nodes of the largest graph. The results of comparing values are
+    unknown, and torch refuses to read them. A mask with marked places, as in ``to_dense_batch``, selects just as many;
+    any other mask selects everything.
+    """
 
     def __init__(self, batch: "Data", most: Size) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -253,7 +257,7 @@ class LargestNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return made
 
     def _places(self, index: Any) -> list[Any]:
-        """The indices that ``index`` stands for, one for each dimension of a mask that is known to pick so many."""
+        """Return the indices that ``index`` stands for, one per dimension of a mask that is known to select so many."""
         if index is None or index.dtype is not torch.bool or (marked := self._marked.get(_storage(index))) is None:
             return [index]
         return [index.new_empty(marked, dtype=torch.int64) for _ in range(index.dim())]
@@ -266,7 +270,7 @@ class LargestNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _mark(those: set[int], made: Tensor, belongs: bool) -> None:
-    """Whether ``made`` is one of ``those``, whatever had its storage before."""
+    """Record whether ``made`` is one of ``those``, whatever had its storage before."""
     (those.add if belongs else those.discard)(_storage(made))
 
 
@@ -275,21 +279,21 @@ def _storage(tensor: Tensor) -> int:
 
 
 def in_evaluation(model: nn.Module) -> AbstractContextManager[None]:
-    """The model is in eval mode meanwhile; each part of it is then in the mode that it had."""
+    """Put the model in eval mode within this context; afterwards each part is in its mode again."""
     return in_modes(dict.fromkeys(model.modules(), False))
 
 
 class GraphTrainer(BatchTrainer):
-    """Trains ``model`` in place on the graphs of ``graph``, a store of many of them, its path, or what
-    ``ooc.convert`` makes one of, within the memory it is given.
+    """Trains ``model`` in place on many graphs, within the memory it is given.
 
-    Batches are those of ``ooc.GraphLoader``, shuffled: ``batch_size`` graphs (32 where nothing is said), or bounded by
-    ``batch_nodes``, ``batch_edges`` or ``batch_paths``; with ``paths`` of two or three edges, and pairs of nodes of two
-    or three ``hops``. A step is of ``accumulate`` batches, with the gradients of one batch of all their graphs.
-    ``forward`` takes (``x``, ``edge_index``, ``batch``) and by name, as far as it has them, ``edge_weight``,
-    ``edge_attr``, ``path_index``, ``hop_index``, ``ptr`` and ``batch_size``, and gives a row of outputs, or a number, a
-    graph. Other arguments are those of ``Trainer``; ``compute_dtype="bfloat16"`` computes batches by torch's autocast.
-    Where an epoch is interrupted, its steps stay made, but for a run that is gone on with.
+    ``graph`` is a store of many graphs, its path, or anything that ``ooc.convert`` makes one of. Batches are those of
+    ``ooc.GraphLoader``, shuffled: ``batch_size`` graphs (default: 32), or bounded by ``batch_nodes``, ``batch_edges``
+    or ``batch_paths``; with ``paths`` of two or three edges, and pairs of nodes of two or three ``hops``. A step takes
+    ``accumulate`` batches, with the gradients of one batch of all their graphs. ``forward`` takes (``x``,
+    ``edge_index``, ``batch``) and by name, as far as it has them, ``edge_weight``, ``edge_attr``, ``path_index``,
+    ``hop_index``, ``ptr`` and ``batch_size``, and returns a row of outputs, or a number, per graph. Other arguments as
+    in ``Trainer``; ``compute_dtype="bfloat16"`` computes batches with torch's autocast. Where an epoch is interrupted,
+    its steps remain, except in a run that is resumed.
     """
 
     _takes_apart = False
@@ -322,7 +326,7 @@ class GraphTrainer(BatchTrainer):
             GraphModel(self.model, self.store, **self._bounds.made, ignore_edge_data=ignore_edge_data)  # runs it
 
     def _ready(self, resources: Resources, models: list[nn.Module]) -> None:
-        """Batches, what the model makes of the largest, and what scoring keeps of every graph."""
+        """Admit the memory of batches, of the model on the largest one, and of what scoring keeps of every graph."""
         model, store, asked = self.model, self.store, self._asked
         if not store.num_graphs:
             raise OptionError(f"{store.path} is one graph; ooc.Trainer trains on it")
@@ -389,8 +393,10 @@ class GraphTrainer(BatchTrainer):
         out: str | Path | None = None,
         force: bool = False,
     ) -> Tensor | None:
-        """Logits or labels of all graphs, or of those of these numbers in this order, [n, C] or [n]. With ``out`` they
-        go to that file, as of ``Trainer.predict``."""
+        """Return logits or labels of all graphs, or of those with these numbers in this order, [n, C] or [n].
+
+        With ``out`` they are written to that file, as in ``Trainer.predict``.
+        """
         options: dict[str, Any] = {"graphs": graphs, "ignore_edge_data": self._ignored}
         made = partial(GraphPrediction, self.model, self.store, self._resources, self._bounds, what, **options)
         return self._predicted(made, out, force=force)
@@ -413,8 +419,8 @@ class GraphTrainer(BatchTrainer):
 
 @dataclass(frozen=True, slots=True)
 class GraphBounds:
-    """What batches of graphs may have at most; 32 graphs where nothing is said. ``paths`` are of so many edges,
-    pairs of near nodes of so many ``hops``."""
+    """The limits of batches of graphs; 32 graphs by default. ``paths``: edges of paths; ``hops``: those between near
+    nodes."""
 
     batch_size: int | None = None
     batch_nodes: int | None = None
@@ -425,21 +431,20 @@ class GraphBounds:
 
     @property
     def made(self) -> Mapping[str, int]:
-        """What is made of edges, by option."""
+        """The inputs made from edges, by option."""
         return {"paths": self.paths, "hops": self.hops}
 
     def of_loader(self) -> Mapping[str, Any]:
-        """As a loader takes them."""
+        """The limits as arguments of a loader."""
         given = {name: getattr(self, name) for name in ("batch_size", "batch_nodes", "batch_edges", "batch_paths")}
         usual = 32 if all(bound is None for bound in given.values()) else self.batch_size
         return {**given, "batch_size": usual, **self.made}
 
 
 class GraphPrediction(Predictions):
-    """A model's predictions for graphs of a store, as of ``Prediction`` for nodes.
+    """A model's predictions for graphs of a store, as ``Prediction`` is for nodes.
 
-    ``graphs``: which, by their numbers, and in which order; all of them where nothing is said. BudgetError with the
-    least memory that would do.
+    ``graphs``: their numbers, in order; by default all. BudgetError with the least memory that would suffice.
     """
 
     called = "graph"
@@ -488,14 +493,17 @@ class GraphPrediction(Predictions):
 
 
 _COPIES = 4
-"""Of every parameter: it, its gradient, and two numbers that an optimizer like Adam keeps."""
+"""Copies of every parameter: itself, its gradient, and two numbers of an optimizer like Adam."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Batches that take ``memory_bytes`` at most: of ``bound`` things, that is ``counted`` (graphs, nodes, edges or
-    paths), two digits of it; 0: not even the largest graph by itself. They have ``graphs`` on average, ``most`` at
-    most, and a step takes ``nbytes`` then, with parameters, gradients and what Adam keeps."""
+    """The largest batches that take at most ``memory_bytes``.
+
+    ``bound``: their limit, in two digits, of what is ``counted`` (graphs, nodes, edges or paths); 0: not even the
+    largest graph fits. They have ``graphs`` graphs on average and at most ``most``; then a step takes ``nbytes``, with
+    parameters, gradients and Adam's state.
+    """
 
     memory_bytes: int
     counted: str
@@ -515,8 +523,11 @@ def fitting_batches(
     ignore_edge_data: str,
     hardware: Hardware,
 ) -> list[Fit]:
-    """By memory, the largest batches by graphs, nodes and, where there are any, paths, with all that the layers save
-    kept. ModelError for a model that does not run on the meta device."""
+    """Return, by memory, the largest batches by graphs, nodes and, if there are any, paths, with all saved tensors
+    kept.
+
+    ModelError for a model that does not run on the meta device.
+    """
     sizes = GraphSizes(store, paths, hops)
     runs = GraphModel(model, store, paths=paths, hops=hops, ignore_edge_data=ignore_edge_data)
     every = np.arange(store.num_graphs)
@@ -559,7 +570,7 @@ def fitting_batches(
 
 
 def _rounded(number: int, least: int) -> int:
-    """Down to two digits, but not to less than the ``least``."""
+    """Return the number rounded down to two digits, but at least ``least``."""
     unit = 10 ** max(0, len(str(number)) - 2)
     down: int = number // unit * unit
     return max(least, down)

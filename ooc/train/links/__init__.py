@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links instead of nodes: the trainer of a model of links, and what goes by pairs of nodes."""
+"""Link prediction: the trainer of a model of links, and scores of pairs of nodes."""

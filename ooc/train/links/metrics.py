@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well links are told from pairs that are none: mean reciprocal rank, hits at K, area under the ROC curve, average
-precision.
+"""Metrics of link prediction: mean reciprocal rank, hits at K, area under the ROC curve, average precision.
 
-As OGB's evaluators define them (Hu et al., "Open Graph Benchmark", NeurIPS 2020). The rank of a link among negatives of
-its own counts one that scores the same as half a place; hits among negatives that all links share are links that score
-higher than the K-th best of these.
+As OGB's evaluators define them (Hu et al., "Open Graph Benchmark", NeurIPS 2020). The rank of a link among its own
+negatives counts a negative with the same score as half a place. Hits among negatives shared by all links are links that
+score higher than the K-th best negative.
 """
 
 import math
@@ -31,12 +30,12 @@ Scores = npt.NDArray[np.floating]
 _SIDE = Direction.SCORED_LINKS
 _OF_ALL = {Metric.ROC_AUC.value: roc_auc, Metric.AVERAGE_PRECISION.value: average_precision}
 NOBODY = -1
-"""In the place of a tail: there is none, and no link is ranked against it."""
+"""The number in place of a missing tail, against which no link is ranked."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkMetric:
-    """``value`` is its name; ``hits``: the K of hits@K."""
+    """A metric: ``value`` is its name; ``hits`` the K of hits@K."""
 
     value: str
     hits: int = 0
@@ -44,12 +43,12 @@ class LinkMetric:
 
     @property
     def of_all(self) -> Callable[[Scores, npt.NDArray[np.bool_]], float | None] | None:
-        """That of links and negatives together, whichever is whose."""
+        """Whether the metric depends on links and negatives together, whichever belongs to whom."""
         return _OF_ALL.get(self.value)
 
     @classmethod
     def of(cls, name: str) -> "LinkMetric":
-        """OptionError for a name that is none."""
+        """Return the metric of this name; raise OptionError for an unknown one."""
         kind, _, number = name.partition("@")
         if name == "mrr" or name in _OF_ALL:
             return cls(name)
@@ -58,7 +57,8 @@ class LinkMetric:
         raise OptionError(f"metric {name!r} of links is not one of mrr, hits@K, {', '.join(_OF_ALL)}")
 
     def of_shared(self, positive_E: Scores, negative_M: Scores) -> float | None:
-        """Of links against negatives that all of them share; None where there are none, NaN where some scores are."""
+        """Return the metric of links against negatives shared by all; None where there are none, NaN where a score is
+        NaN."""
         if not len(negative_M):
             return None
         if np.isnan(positive_E).any() or np.isnan(negative_M).any():
@@ -75,8 +75,11 @@ class LinkMetric:
         return float((1 / (len(ascending) - 0.5 * places_E + 1)).mean())
 
     def total_of_own(self, scores_EK: Scores) -> float:
-        """Of links, in the first column, the sum over them of what is averaged, against negatives of their own, NaN
-        being none; NaN where a link's own score is."""
+        """Return the sum over links of what is averaged, with each link in the first column and its own negatives
+        beside it.
+
+        NaN stands for a missing negative. The sum is NaN where a link's own score is.
+        """
         positive_E1, negative_EK = scores_EK[:, :1], scores_EK[:, 1:]
         if np.isnan(positive_E1).any():
             return math.nan
@@ -87,29 +90,33 @@ class LinkMetric:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """Links [3, E] of a split and what they are ranked against: pairs [3, M], or tails [n, K] of their own for any of
-    them, by their numbers, ``NOBODY`` among them. Rows of the store."""
+    """The links [3, E] of a split and what they are ranked against, as rows of the store.
+
+    That is pairs [3, M], or tails [n, K] for each link, by the links' numbers, possibly ``NOBODY``.
+    """
 
     links_3E: Ints
     shared_3M: Ints | None = None
     own: "Callable[[Ints], Ints] | None" = None
     each: int = 0
-    """K."""
+    """The number of tails per link, K."""
 
 
 _UNITS_AT_ONCE, _SCORES_AT_ONCE = 1 << 12, 1 << 17
-"""Links that are written or ranked together, and their scores, each with its own negatives."""
+"""Links that are written or ranked at a time, and their scores, each with its own negatives."""
 
 
 def pairs_at_once(one: Ranked) -> int:
-    """How many pairs of a split are written or ranked together, at most."""
+    """Return the most pairs of a split that are written or ranked at a time."""
     return min(len(one.links_3E[0]) * (1 + one.each), max(_SCORES_AT_ONCE, 1 + one.each))
 
 
 class LinkScorer:
-    """``splits``: the links that are scored, as a topology of ``store`` in files of ``folder``: by heads, each with its
-    own negatives behind it; ``reversible``: and by tails, if that is wanted. Only their scores are kept, NaN of what is
-    no pair. Links lead between such ``ends``."""
+    """The scorer of links. ``splits``: the scored links, as a topology of ``store`` in files of ``folder``.
+
+    Links are sorted by heads, each followed by its own negatives; ``reversible``: also by tails, if needed. Only their
+    scores are kept, NaN for what is no pair. ``ends``: the nodes that links lead from and to.
+    """
 
     def __init__(
         self,
@@ -175,10 +182,11 @@ class LinkScorer:
         held = sum(starts.nbytes for starts in self._starts.values()) + self._scores.nbytes
         reversing = 0 if self._reversed is None else self._reversed.nbytes
         self.nbytes = held + max(ranked * ranking + 16 * max(at_once, default=0), reversing)
-        """Of host memory, from the first epoch to the last."""
+        """Bytes of host memory that it takes from the first epoch to the last."""
 
     def attach(self, prepared: Prepared) -> None:
-        """Have what is run in evaluation put its scores here, and find the links by their tails where it wants them."""
+        """Make the evaluation's decoder store its scores here, and provide the links by their tails if it needs
+        them."""
         scored, offsets = prepared.network.evaluation, prepared.builder.rows.offsets[_SIDE]
         assert isinstance(scored, OfScoredLinks)
         scored.scores, scored.offsets, self._offsets = self._scores, offsets, offsets
@@ -187,16 +195,16 @@ class LinkScorer:
             self._reversed.fill(offsets)
 
     def gather(self, exchange: Exchange) -> None:
-        """Have the scores of links whose heads are other processes' rows."""
+        """Receive the scores of links whose heads are other processes' rows."""
         exchange.have_all(torch.from_numpy(self._scores), self._space, self._offsets)
 
     def given(self, split: str, numbers: Ints) -> Scores:
-        """The scores of a split's links themselves, by their numbers."""
+        """Return the scores of a split's links, without negatives, by their numbers."""
         found: Scores = self._scores[self._starts[split, False][numbers]]
         return found
 
     def scores(self) -> dict[str, float | None]:
-        """By split."""
+        """Return the metric by split."""
         return {split: self._score(split, each) for split, each in self._each.items()}
 
     def _score(self, split: str, each: int) -> float | None:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training a model to tell links from pairs that are none: the encoder over the whole graph, exactly, then a decoder
-on links and on negatives that are drawn anew for every step.
+"""Training for link prediction: the encoder over the whole graph, exactly, then a decoder on links and on negatives
+that are drawn anew for every step.
 
-The links of a step are a topology of their own beside the graph's (``ooc.model.layers.links``), in files of the run's
-scratch folder: every head's tails, those of its links and for each of these so many negatives, ascending, with their
-labels. Before a step they are written anew, a few heads at a time; everything else is a full-graph epoch as ever.
-What is trained for is the loss of a step's links; links that are held out, or any pairs, are scored.
+The links of a step are a separate topology beside the graph's (``ooc.model.layers.links``), in files of the run's
+scratch folder: for every head the tails of its links and of their negatives, ascending, with labels. Before a step they
+are rewritten, a few heads at a time; the rest is an ordinary full-graph epoch. The loss is that of a step's links;
+links that are held out, or any pairs, are scored.
 
 Shapes: E links, K negatives of each.
 """
@@ -48,15 +48,15 @@ if TYPE_CHECKING:
 
 
 _BYTES_PER_PAIR = 16
-"""Of those that are written together, to be scored."""
+"""Bytes of each pair that is written for scoring."""
 _EVALUATED = 3
-"""Draws of tails that scored links are ranked against, in their key."""
+"""The purpose, in the key of a draw, of tails that scored links are ranked against."""
 _DRAWN_AGAIN = 16
-"""Times that a pair which is linked is drawn again."""
+"""How often a pair that is linked is drawn again."""
 
 
 class LinkObjective(Objective):
-    """The loss of links, which tiles have added up by their heads already, and the scores of others."""
+    """The loss of links, which tiles have already added up by head, and the scores of held-out links."""
 
     loss_inputs = ()
     score_inputs = ()
@@ -65,7 +65,7 @@ class LinkObjective(Objective):
     scorer: LinkScorer  # type: ignore[assignment]
 
     def __init__(self, training: TrainingLinks | None, scorer: LinkScorer, ends: Ends) -> None:
-        """``training`` None: nothing is trained. Links lead between such ``ends``."""
+        """``training`` None: nothing is trained. ``ends``: the nodes that links lead from and to."""
         self.divisor, self.nodes, self.ends = 1.0, ends.heads, ends
         self.training, self.scorer = training, scorer
         self._loss_sum: Tensor | float = 0.0
@@ -82,7 +82,8 @@ class LinkObjective(Objective):
         dtype: torch.dtype,
         resources: Resources,
     ) -> Self:
-        """That of these links of a store, whose files are scratch data; OptionError for links that are none."""
+        """Return the objective of these links of a store, whose files are scratch data; raise OptionError for invalid
+        links."""
         folder = resources.spill_dir
         if resources.on_device:
             raise OptionError("links are trained on the CPU; leave out device='cuda'")
@@ -113,8 +114,10 @@ class LinkObjective(Objective):
     def prepared(
         self, model: nn.Module, store: Store, resources: Resources, *, savings: Collection[Saving], **given: Any
     ) -> Job:
-        """Training ``model``, a ``LinkPredictor``, by it; other arguments as of ``prepare``. Rows that no link reaches
-        are computed, too: it is not known which."""
+        """Return the job of training ``model``, a ``LinkPredictor``; other arguments as in ``prepare``.
+
+        Rows that no link reaches are computed, too, since it is not known which these are.
+        """
         if isinstance(model, LinkPredictor) and takes_kinds(model.decoder) and not self.ends.relations:
             raise OptionError("the decoder tells types of edges apart, and links are of one; leave out relations=")
         trained = {} if self.training is None else self.training.arrays
@@ -126,7 +129,7 @@ class LinkObjective(Objective):
         return self.scorer.nbytes + (0 if self.training is None else self.training.nbytes), 0
 
     def rehearse(self, dtype: torch.dtype) -> None:
-        """There is no loop to be compiled."""
+        """Do nothing: there is no loop to compile."""
 
     def begin(self) -> None:
         self._loss_sum = 0.0
@@ -140,7 +143,7 @@ class LinkObjective(Objective):
         return outputs_RC.new_tensor(shares).repeat(rows, 1)
 
     def score(self, tile: Tile, outputs_RC: Tensor) -> None:
-        """They are in place already."""
+        """Do nothing: the decoder has stored the scores already."""
 
     def mean_loss(self) -> float:
         return float(self._loss_sum) / self.divisor
@@ -155,7 +158,7 @@ class LinkObjective(Objective):
 
 
 def scored_links(ends: Ends, places: Places, links: Links, split: str, seed: int, known: KnownLinks | None) -> Ranked:
-    """The links of a split and what they are ranked against; pairs that are ``known`` are not drawn."""
+    """Return the links of a split and what they are ranked against; ``known`` pairs are not drawn."""
     links_3E = places.rows(split, getattr(links, split))
     count, name = links_3E.shape[1], f"{split}_negatives"
     given = getattr(links, name)
@@ -183,7 +186,7 @@ def scored_links(ends: Ends, places: Places, links: Links, split: str, seed: int
 def _drawn_tails(
     ends: Ends, links_3E: Ints, each: int, key: tuple[int, ...], known: KnownLinks | None, numbers_n: Ints
 ) -> Ints:
-    """Tails [n, K] of links by their numbers, drawn evenly; those that are linked drawn again, -1 after many times."""
+    """Return uniformly drawn tails [n, K] for links by their numbers; linked ones are drawn again, and finally -1."""
     numbers_nK = (numbers_n[:, None] * each + np.arange(each)).astype(np.uint64)
     found = (words(numbers_nK, *key) % np.uint64(ends.tails)).astype(np.int64)
     for again in range(_DRAWN_AGAIN if known is not None else 0):
@@ -197,7 +200,7 @@ def _drawn_tails(
 
 
 def _all_tails(ends: Ends, links_3E: Ints, known: KnownLinks | None, numbers_n: Ints) -> Ints:
-    """Every tail for each of these links, -1 in the place of its own, and of those that are linked."""
+    """Return all tails for each of these links, with -1 in place of its own tail and of linked ones."""
     found = np.tile(np.arange(ends.tails), (len(numbers_n), 1))
     if known is not None:
         found[known.of(links_3E[:, numbers_n], found)] = NOBODY
@@ -212,8 +215,10 @@ _PAIRS_AT_ONCE = 1 << 16
 
 
 class PairScores(Predictions):
-    """Of ``pairs`` [2, E], heads above tails, by the ids that nodes have in the source; in their order. ``edge_type``:
-    as ``Links`` has it. Other arguments as of ``Prediction``."""
+    """The scores of ``pairs`` [2, E], heads above tails, by the ids that nodes have in the source, in their order.
+
+    ``edge_type``: as in ``Links``. Other arguments as in ``Prediction``.
+    """
 
     called = "pair"
 
@@ -261,15 +266,15 @@ class PairScores(Predictions):
 class LinkTrainer(Trainer):
     """Trains a ``LinkPredictor`` in place on the whole graph and the ``links``, within the memory it is given.
 
-    Every epoch makes ``steps`` steps, each with the exact embeddings of all nodes for a part of the training links that
-    is drawn for it; each has as many links, or one more, and needs one. To each link come ``negatives`` pairs that are
-    none: its head with tails drawn evenly from all nodes, as OGB's baselines do, whether or not they are linked. They
-    are the same for the same ``seed`` and order of the store's rows, whatever the memory. The loss is the mean over
-    both kinds; an epoch's that of its steps.
-    Where an epoch of several steps is interrupted, those that are made stay made, but for a run that is gone on with.
+    Every epoch makes ``steps`` steps, each with the exact embeddings of all nodes for a random part of the training
+    links. Parts differ in size by at most one link, and none may be empty. Each link gets ``negatives`` negatives: its
+    head with tails drawn uniformly from all nodes, as in OGB's baselines, whether or not they are linked. They depend
+    only on ``seed`` and the order of the store's rows, not on memory. The loss is the mean over links and negatives; an
+    epoch's loss is the mean of its steps. Where an epoch of several steps is interrupted, the steps made remain, except
+    in a run that is resumed.
 
     ``metric``: ``"mrr"``, ``"hits@K"``, ``"roc-auc"`` or ``"average-precision"``, the first three as OGB's evaluators
-    define them; by default the mean reciprocal rank. Other arguments as of ``Trainer``.
+    define them; by default the mean reciprocal rank. Other arguments as in ``Trainer``.
     """
 
     metric: LinkMetric  # type: ignore[assignment]
@@ -320,7 +325,7 @@ class LinkTrainer(Trainer):
     # ---- the algorithm -----------------------------------------------------------------------------------------
 
     def _loss_and_gradients(self, *, scored: bool, recorder: EpochRecorder | None = None) -> float:
-        """Steps over all parts of the links; the last one's gradients are left for the epoch's own step."""
+        """Make the steps over all parts of the links; the last part's gradients are left for the epoch's own step."""
         total, counted = 0.0, 0
         for step in range(self._steps):
             both_ways = Direction.LINKS_REVERSED in self._prepared.plan.topologies
@@ -349,21 +354,28 @@ class LinkTrainer(Trainer):
         return self._steps > 1
 
     def negatives(self, epoch: int, step: int = 0) -> tuple[Tensor, Tensor]:
-        """What a step of an epoch (from 0) is made of: which of the training links [e], and the tails [e, K] that were
-        drawn for each, -1 where that is left out; both int64, in the order and by the numbers of the links given."""
+        """Return the links of a step of an epoch (from 0): the numbers of training links [e], and their drawn tails [e,
+        K].
+
+        A tail that is left out is -1. Both are int64, in the order and by the numbers of the given links.
+        """
         return self._training.drawn(epoch, step, self._steps)
 
     def predict(self, what: str = "embeddings", **given: Any) -> Tensor | None:
-        """Embeddings of nodes, what the encoder gives; other arguments as of ``Trainer.predict``. Of a graph with types
-        those of all nodes of ``node_type``, by default the links' heads."""
+        """Return embeddings of nodes, the encoder's outputs; other arguments as in ``Trainer.predict``.
+
+        In a heterogeneous graph these are all nodes of ``node_type``, by default the links' heads.
+        """
         if what == "embeddings" and self._links.edge_type is not None and given.get("layer") is None:
             given.setdefault("node_type", self._links.edge_type[0])
         return super().predict(what, **given)
 
     @interruptible_by_ctrl_c()
     def score(self, pairs: Any) -> Tensor:
-        """The scores [E] of ``pairs`` [2, E], heads above tails, by the ids of the source, with the model as it is, or
-        averaged weights, where there are such."""
+        """Return the scores [E] of ``pairs`` [2, E], heads above tails, by the ids of the source.
+
+        They are computed with the current model, or with averaged weights where there are any.
+        """
         options: dict[str, Any] = {"learnt": self._learnt, "edge_type": self._links.edge_type}
         options["ignore_edge_data"] = self._asked["ignore_edge_data"]
         found = self._predicted(partial(PairScores, self.model, self.store, self._resources, pairs, **options))
