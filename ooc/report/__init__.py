@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people are shown of plans and runs: tables, drawings, progress. Listens and reads; decides nothing."""
+"""Output about plans and runs for people: tables, drawings and pages. Nothing here decides how training runs."""

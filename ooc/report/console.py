@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines and tables for people, on a terminal or in a file."""
+"""Print lines and tables for people, on a terminal or to a file."""
 
 import re
 import sys
@@ -17,25 +17,25 @@ from ooc.errors import OptionError, as_error
 from ooc.storage.array import replace_file
 
 PLAIN_WIDTH = 80
-"""Columns of what goes to a file; a terminal has its own."""
+"""The columns of output to a file; a terminal has its own width."""
 _WRAPPED = frozenset(("backward use", "what SOURCE is", "where it lies under --root"))
 _WRAPPED_WIDTH = 24
-"""Columns that are as wide as there is room, and what they need."""
+"""Headings of table columns whose cells may wrap, and the width such a column needs, in characters."""
 _WORDS = _WRAPPED | {"fate", "bound by", "produced", "last forward use", "setting", "state", "model", "graph", "metric"}
-"""Columns of words, like every first one; all others hold numbers."""
+"""Headings of left-aligned table columns, which hold words; the first column does too, all others hold numbers."""
 _BETWEEN = 2
 UNIT = re.compile(r"(?<=\d) (?=(?:%|s|min|h|[KMGT]?B)(?![\w/]))")
-"""The space before a unit."""
+"""A pattern for the space between a number and its unit."""
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``text`` to ``path``, whole or not at all. OptionError where that cannot be done."""
+    """Write ``text`` to ``path``, whole or not at all; raise OptionError where that fails."""
     with as_error(OptionError, path):
         replace_file(path, text.encode())
 
 
 def check_drawing(path: Path | None, *suffixes: str) -> None:
-    """OptionError, before anything is done for it, where matplotlib draws nothing, or nothing at ``path``."""
+    """Raise OptionError, before any other work, where matplotlib is missing or ``path`` is no file that it can draw."""
     if find_spec("matplotlib") is None:
         raise OptionError("to draw that needs matplotlib; pip install 'ooc[report]'")
     if path is not None and path.suffix.lower() not in suffixes:
@@ -45,39 +45,39 @@ def check_drawing(path: Path | None, *suffixes: str) -> None:
 
 
 class Output(Console):
-    """Standard output, whose reader may go."""
+    """A rich console on standard output that lets BrokenPipeError pass on when the reader has gone."""
 
     def on_broken_pipe(self) -> None:
-        """Have the error go on to who ends all commands alike; rich would end the program, with another exit code."""
+        """Re-raise the error for the handler that all commands share; rich would exit here with another code."""
         raise
 
 
 def output() -> Console:
-    """Standard output: as wide as the terminal, and where it goes to a file as wide as most are."""
+    """Return a console for standard output, as wide as the terminal; PLAIN_WIDTH where it is none."""
     return Output(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
 
 
 def say(console: Console, line: str) -> None:
-    """Print ``line``, broken between words where it is too long. A word, which may be a path, is never broken."""
+    """Print ``line``, wrapped between words to the console's width; words, which may be paths, are never broken."""
     console.print("\n  ".join(wrapped(line, console.width - 2)), highlight=False, markup=False, soft_wrap=True)
 
 
 def print_hanging(label: str, text: str, console: Console) -> None:
-    """Print ``text`` behind ``label``, and what has no room in the line below itself."""
+    """Print ``label`` and then ``text``, whose further lines are indented by the width of ``label``."""
     for number, line in enumerate(wrapped(text, console.width - len(label))):
         console.print(f"{' ' * len(label) if number else label}{line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """``text`` in lines, broken between words, but never between a number and its unit."""
+    """Return ``text`` as lines of at most ``width``, broken between words, but never between a number and its unit."""
     joined = UNIT.sub("\N{NO-BREAK SPACE}", text)
     lines = textwrap.wrap(joined, max(1, width), break_long_words=False, break_on_hyphens=False) or [""]
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:
-    """``rows`` of cells under the headings ``columns``. A column without content is left out. Where the console is too
-    narrow, several tables follow each other, each with the first column: nothing is cut."""
+    """Print ``rows`` of cells under the headings ``columns``, without empty columns. On a narrow console several tables
+    follow each other, each with the first column, so that nothing is cut."""
     widths = [
         max(len(line) for cell in cells for line in cell.split("\n")) for cells in zip(columns, *rows, strict=True)
     ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables about conversions: what one would take (``--dry-run``), and what can be converted (``--list``)."""
+"""Print tables about conversions: what one would take (``--dry-run``), and what can be converted (``--list``)."""
 
 import json
 import shutil
@@ -42,11 +42,10 @@ def print_forecast(
     as_json: bool = False,
     **options: Any,
 ) -> None:
-    """A table of the stages, and what they need together, or with ``as_json`` an object of the same; nothing stays in
-    the folder where OUT would be.
+    """Print a conversion's stages and total demand, with ``as_json`` as one object; leave nothing in OUT's folder.
 
-    A dataset's files need not be here. Options, and errors for a source that cannot be read and an ``out`` that cannot
-    be written, are those of ``ooc.convert``.
+    A dataset's files need not be here. Options are those of ``ooc.convert``, and so are errors for a source that cannot
+    be read or an ``out`` that cannot be written.
     """
     budget = budget_bytes_of(host_budget)
     feature_form = options.pop("feature_form")
@@ -54,7 +53,7 @@ def print_forecast(
     names = [field.name for field in fields(Options) if field.name not in ("sparse_features", "hold_out")]
     wanted: dict[str, Any] = {name: options.pop(name) for name in names}
     if held_out is not None:
-        HeldOut.parse(held_out)  # which says what is wrong; it saves too little to be counted
+        HeldOut.parse(held_out)  # only as a check; held-out links change the sizes too little to count
     given = {name: value for name, value in options.items() if value is not None}
     dataset = named(source)
     place = Path(source) if dataset is None else dataset.find(root)
@@ -70,7 +69,7 @@ def print_forecast(
         sizes, where = Sizes.of(opened), str(place)
         chosen = chosen_options(opened, feature_form=feature_form, **wanted)
         for note in () if as_json else opened.notes:
-            console.print(note, highlight=False, markup=False, soft_wrap=True)  # It is broken into lines already.
+            console.print(note, highlight=False, markup=False, soft_wrap=True)  # wrapped already
         where += "" if opened.prepare is None else "; estimated, the conversion counts"
     target = resolved(out if out is not None else Path(f"{sizes.name}.ooc"))
     check_folder(target.parent)
@@ -103,7 +102,7 @@ def print_forecast(
 
 
 def print_list(console: Console) -> None:
-    """The formats and what each needs; the names and what they stand for."""
+    """Print the formats with their requirements, and the named datasets with their sizes."""
     rows = [(form, reader.needs) for form, reader in FORMATS.items()]
     print_table(("format", "what SOURCE is"), rows, console)
     named_rows = [
@@ -114,6 +113,6 @@ def print_list(console: Console) -> None:
 
 
 def _where(dataset: Dataset) -> str:
-    """The usual place, and the file it can be downloaded as."""
+    """Return the dataset's usual folder, and the file it is downloaded as where that file can be used as it is."""
     first, packed = dataset.places[0], dataset.files[0]
     return f"{first}/ or {packed.path}" if len(dataset.files) == 1 and packed.unpacked is None else f"{first}/"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drawings of a timeline: SVG to look at, HTML to zoom into, JSON for Perfetto (ui.perfetto.dev)."""
+"""Draw timelines as SVG to look at, HTML to zoom into, or JSON for Perfetto (ui.perfetto.dev)."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -28,22 +28,25 @@ _LANE, _GAP = 30, 8
 _PASS_LANE = 22
 _MEMORY_HEIGHT = 110
 _NEAR_PIXELS, _BAR_PIXELS = 1.5, 5
-"""Events closer than the one are drawn as one bar up to the other's width, as high as they are busy."""
+"""Pixels: events nearer than the first merge into one bar, as wide as the second at most and as high as it is busy."""
 _CHARACTER = 6.3
-"""Pixels of a character of the labels' font, at most."""
+"""The most pixels that a character of the labels' font takes."""
 _FILES = files("ooc.report")
 STYLE = _FILES.joinpath("gantt.css").read_text(encoding="utf-8")
-"""CSS of a `drawing`."""
+"""The CSS of a `drawing`."""
 _SIZES = f"{{left: {_LEFT}, wide: {_WIDTH - _LEFT - _RIGHT}, width: {_WIDTH}, character: {_CHARACTER}}}"
 SCRIPT = f"'use strict';({_FILES.joinpath('gantt.js').read_text(encoding='utf-8')})({_SIZES});"
-"""Lets drawings be zoomed and moved: each by itself, or all of a box of the class ``zoomable`` together, also by
-its buttons ``data-zoom``, and there by the wheel only with the key Ctrl."""
+"""The script that lets drawings be zoomed and moved.
+
+Drawings in a box of the class ``zoomable`` move together, also by its buttons ``data-zoom``; there the wheel zooms only
+with the key Ctrl. Any other drawing moves by itself.
+"""
 _BACKGROUND = "svg.gantt{background:#fff}@media (prefers-color-scheme:dark){svg.gantt,body{background:#0f1419}}"
 
 
 def write_gantt(path: Path, *timelines: Timeline) -> None:
-    """Draw ``timelines``, of several processes one below the other, to ``path``, as its suffix says. OptionError for a
-    suffix that is none of the three."""
+    """Draw ``timelines``, those of several processes one below the other, to ``path``, in the format that its suffix
+    names. Raise OptionError for a suffix other than .svg, .html and .json."""
     match path.suffix:
         case ".svg":
             text = svg(*timelines)
@@ -57,13 +60,15 @@ def write_gantt(path: Path, *timelines: Timeline) -> None:
 
 
 def _names(timelines: Sequence[Timeline]) -> list[str]:
-    """Titles of the drawings of processes."""
+    """Return the titles of several processes' drawings; none for a single process."""
     return [f"rank {rank}" for rank in range(len(timelines))] if len(timelines) > 1 else []
 
 
 def write_trace(path: Path, out: Path) -> None:
-    """The recorded epoch of the run at ``path``, and the planned one beside it, to ``out`` for Perfetto. RunError where
-    no epoch of it has been recorded or its record is damaged; OptionError where ``out`` cannot be written."""
+    """Write the recorded epoch of the run at ``path``, beside the planned one, to ``out`` for Perfetto.
+
+    Raise RunError where no epoch was recorded or its record is damaged; OptionError where ``out`` cannot be written.
+    """
     run = RunFolder.open(path)
     found = {name: run.read(file) for name, file in (("planned", PLANNED), ("measured", TIMELINE))}
     if found["measured"] is None:
@@ -76,19 +81,19 @@ def write_trace(path: Path, out: Path) -> None:
 
 
 def svg(*timelines: Timeline) -> str:
-    """A picture 1,200 pixels wide: passes, one lane a resource, memory below, all over the same seconds."""
+    """Return an SVG, 1,200 pixels wide, of passes, a lane for each resource, and memory, over the same seconds."""
     titles = _names(timelines) or [timeline.program for timeline in timelines]
     drawn = [_Drawing(one, one.epoch_s, title, one.memory) for one, title in zip(timelines, titles, strict=True)]
     return _joined(drawn, f"<style>{STYLE}{_BACKGROUND}</style>\n")
 
 
 def drawing(timeline: Timeline, *, span_s: float, title: str) -> str:
-    """The same for a page that has the `STYLE`: ``span_s`` seconds wide, without the memory below."""
+    """Return the SVG of one timeline for a page that has `STYLE`: ``span_s`` seconds wide, and without memory."""
     return _joined([_Drawing(timeline, span_s, title, ())])
 
 
 def _joined(drawings: "Sequence[_Drawing]", style: str = "") -> str:
-    """One below the other."""
+    """Return one SVG with the drawings one below the other."""
     parts, top = [], 0
     for drawn in drawings:
         parts.append(f'<g transform="translate(0,{top})">' + "\n".join(drawn.parts()) + "</g>")
@@ -98,7 +103,7 @@ def _joined(drawings: "Sequence[_Drawing]", style: str = "") -> str:
 
 
 def html(*timelines: Timeline) -> str:
-    """The picture in a page: the wheel zooms, dragging moves, pointing at something says what it is."""
+    """Return an HTML page with the SVG: the wheel zooms, dragging moves, and pointing at a bar describes it."""
     timeline = timelines[0]
     title = escape(f"{timeline.program}: {_seconds(timeline.epoch_s)} an epoch")
     page = '<!doctype html><html lang="en"><meta charset="utf-8"><title>' + title + "</title>"
@@ -107,7 +112,7 @@ def html(*timelines: Timeline) -> str:
 
 
 class _Drawing:
-    """Lays a timeline out from top to bottom; every part is one line of SVG."""
+    """A drawing of one timeline, laid out from top to bottom; `parts` yields its SVG, one line for each element."""
 
     def __init__(self, timeline: Timeline, span_s: float, title: str, memory: tuple[MemoryUse, ...]) -> None:
         self.timeline, self.title, self.memory = timeline, title, memory
@@ -125,7 +130,7 @@ class _Drawing:
         most = timeline.bottleneck
         busy = timeline.busy_s.get(most, 0.0)
         title = f"{self.title}: {_seconds(timeline.epoch_s)} an epoch"
-        if Resource.COMPUTE in timeline.busy_s:  # of a device it is not measured
+        if Resource.COMPUTE in timeline.busy_s:  # not measured on a GPU
             title += f", bound by {most.value} ({100 * busy / self.epoch_s:.0f} % busy)"
         yield f'<text x="{_LEFT}" y="24" font-size="15" data-span="{self.span_s!r}">{escape(title)}</text>'
         yield from self._grid()
@@ -223,7 +228,7 @@ def _described(resource: Resource, bar: Stretch, title: str) -> str:
 
 
 def _thinned(samples: tuple[tuple[float, int], ...], span_s: float) -> list[tuple[float, int]]:
-    """The greatest use in each pixel's time: no peak is lost."""
+    """Return samples of memory use, at most one a pixel: the greatest in that pixel's time, so that no peak is lost."""
     kept: list[tuple[float, int]] = []
     for time_s, nbytes in samples:
         if kept and time_s < kept[-1][0] + span_s / (_WIDTH - _LEFT - _RIGHT):
@@ -234,7 +239,7 @@ def _thinned(samples: tuple[tuple[float, int], ...], span_s: float) -> list[tupl
 
 
 def _round_step(least: float) -> float:
-    """The least of 1, 2, 5 times a power of ten that is not below ``least``."""
+    """Return the least number that is 1, 2 or 5 times a power of ten and not below ``least``."""
     power = 10.0**-12
     while True:
         for factor in (1, 2, 5):

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epochs as others read them: a CSV table, TensorBoard. Listeners of events, for ``Trainer(listener=…)``. And what a
-run's folder is told when training starts, from which reports (``ooc report``) are made afterwards, on any machine."""
+"""Listeners that log epochs for other programs (CSV, TensorBoard, JSON), for ``Trainer(listener=…)``.
+
+Also the notes that a run's folder gets when training starts: reports (``ooc report``) are made from them later, on any
+machine.
+"""
 
 import csv
 import importlib
@@ -37,7 +40,7 @@ _WORTH_TELLING_S, _WORTH_TELLING_AGAIN = 10.0, 0.1
 
 
 def epoch_as_json(event: Event) -> None:
-    """A listener that prints every epoch as a JSON object in a line: its record, but for its passes."""
+    """Print each epoch's record, without its passes, as one line of JSON; a listener."""
     if isinstance(event, EpochFinished):
         record = json.loads(event.record.to_line())
         del record["passes"]
@@ -45,14 +48,14 @@ def epoch_as_json(event: Event) -> None:
 
 
 Earlier = Callable[[], Sequence[EpochRecord]]
-"""The epochs that a resumed run has behind it, asked for when it has been resumed."""
+"""A function that returns the epochs before the current start of a run, called once the run has been resumed."""
 
 
 class EpochLog(ABC):
-    """Writes down every epoch that it hears of.
+    """A listener that logs every epoch.
 
-    ``earlier``: of epochs before the first one heard of, those are written that are not there yet: a run that was
-    killed right after an epoch has its record, and nothing else of it.
+    A run killed right after an epoch may have a record of the epoch that is in no log. Therefore epochs of ``earlier``
+    that the log lacks are written before the first new one.
     """
 
     def __init__(self, earlier: Earlier = tuple) -> None:
@@ -65,7 +68,7 @@ class EpochLog(ABC):
             self.write(event.record)
 
     def complete(self) -> None:
-        """Write what there is of earlier epochs, if no other was heard of."""
+        """Write the earlier epochs that the log lacks, if no new epoch has been logged."""
         last = max((record.epoch for record in self._earlier()), default=0)
         if last:
             self._begin_once(last + 1)
@@ -77,19 +80,19 @@ class EpochLog(ABC):
 
     @abstractmethod
     def begin(self, epoch: int, earlier: Sequence[EpochRecord]) -> None:
-        """Go on from ``epoch`` with what is there already, and with ``earlier`` where that is missing."""
+        """Continue the existing log at ``epoch``, adding those of ``earlier`` that it lacks."""
 
     @abstractmethod
     def write(self, record: EpochRecord) -> None:
-        """Write an epoch down."""
+        """Write one epoch to the log."""
 
 
 class CsvLog(EpochLog):
-    """One line an epoch in the file ``path``, whose columns are an `EpochRecord`'s fields but its passes; empty where
-    not evaluated.
+    """A log of one line an epoch in the CSV file ``path``. Its columns are the fields of `EpochRecord` without the
+    passes; cells are empty where nothing was evaluated.
 
-    A file that is there already is gone on with: its lines from the first epoch heard of are dropped, which is
-    what a resumed run computes again.
+    An existing file is continued: its lines from the first new epoch on are dropped, since a resumed run computes those
+    epochs again.
     """
 
     def __init__(self, path: str | Path, earlier: Earlier = tuple) -> None:
@@ -98,12 +101,12 @@ class CsvLog(EpochLog):
         self._names = [field.name for field in fields(EpochRecord) if field.name != "passes"]
 
     def write(self, record: EpochRecord) -> None:
-        """Add its line."""
+        """Append the epoch's line."""
         with self._path.open("a", newline="", encoding="utf-8") as file:
             csv.DictWriter(file, self._names, extrasaction="ignore").writerow(record.as_dict())
 
     def begin(self, epoch: int, earlier: Sequence[EpochRecord]) -> None:
-        """Keep the lines before ``epoch``; a torn or foreign one ends them, and ``earlier`` ones take its place."""
+        """Keep the file's lines before ``epoch``, up to a torn or foreign one, then add missing ``earlier`` epochs."""
         kept = list(self._lines_before(epoch))
         kept += [record.as_dict() for record in earlier if record.epoch > len(kept)]
         lines = io.StringIO(newline="")
@@ -126,13 +129,14 @@ class CsvLog(EpochLog):
 
 
 _GROUPS = {"score": "score", "bytes": "bytes", "s": "seconds"}
-"""Of related scalars, by the ends of their names."""
+"""The TensorBoard group of related scalars, by the suffix of their names."""
 
 
 class TensorBoardLog(EpochLog):
-    """Loss, scores, times and bytes of every epoch as scalars for TensorBoard, in ``folder``.
+    """A log of every epoch's loss, scores, times and bytes as TensorBoard scalars in ``folder``.
 
-    What a resumed run computes again is purged. OptionError where TensorBoard is not installed.
+    Scalars of epochs that a resumed run computes again are purged. Raise OptionError where TensorBoard is not
+    installed.
     """
 
     def __init__(self, folder: str | Path, earlier: Earlier = tuple) -> None:
@@ -145,7 +149,7 @@ class TensorBoardLog(EpochLog):
         self._writer: Any = None
 
     def begin(self, epoch: int, earlier: Sequence[EpochRecord]) -> None:
-        """What was written last is not asked for: the last of ``earlier`` is purged and written again."""
+        """Open the log, which cannot be read back: purge and rewrite the last of ``earlier``, written or not."""
         last = max(earlier, key=lambda record: record.epoch, default=None)
         step = epoch if last is None else last.epoch
         self._writer = self._writers.SummaryWriter(str(self._folder), purge_step=step)
@@ -153,7 +157,7 @@ class TensorBoardLog(EpochLog):
             self.write(last)
 
     def write(self, record: EpochRecord) -> None:
-        """Add its scalars."""
+        """Add the epoch's scalars."""
         for name, value in record.as_dict().items():
             if name not in ("epoch", "passes") and value is not None:
                 stem, _, kind = name.rpartition("_")
@@ -169,8 +173,8 @@ _PACKAGES = ("ooc", "torch", "torch-geometric", "numpy", "zarr")
 
 
 def note_start(run: RunFolder, report: PlanReport | None, spill_dir: Path, metric: Metric) -> None:
-    """Put the forecast, the planned epoch, the command, the machine and the versions into the folder of ``run``, for
-    the epochs from here on. Without a ``report`` nothing is forecast."""
+    """Write the forecast, the planned epoch, the command, the machine and the versions into the folder of ``run``. They
+    hold for the epochs from here on; without a ``report`` there is no forecast."""
     last = run.last()
     first_epoch = 1 if last is None else last["epoch"] + 1
     if report is not None:
@@ -205,9 +209,11 @@ def _machine(spill_dir: Path, hardware: Hardware | None) -> dict[str, Any]:
 
 
 class Correction:
-    """A listener. When an epoch is over that has found the memory filled, the second, it tells how far off the forecast
-    was, and how long the others up to epoch ``last`` take if they are like it, unless that is a moment; after two more
-    again, by the median of the three, where that says something else."""
+    """A listener that reports how far off the forecast was, and the time the remaining epochs up to ``last`` will take.
+
+    It reports after the second epoch, the first with filled memory, and again after the fourth, by the median of three,
+    where the times differ noticeably. It says nothing when the rest takes only a moment.
+    """
 
     def __init__(self, report: PlanReport, last: int, tell: Listener) -> None:
         self._report, self._last, self._tell, self._told_s = report, last, tell, 0.0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``ooc doctor`` looks at: disk, memory, processors, GPU, libraries. Looks only, changes nothing.
+"""The examination behind ``ooc doctor`` of disk, memory, processors, GPU and libraries. It changes nothing.
 
-Every problem found is the user's to act upon and has exactly one remedy, and so has what else would help; what is
-merely absent (no GPU on a machine that has none) is a fact, neither of them.
+Every problem is one that the user can act upon, and has exactly one remedy; so has every suggestion. An absence (no GPU
+on a machine that has none) is a fact, neither problem nor suggestion.
 """
 
 import ctypes
@@ -31,31 +31,31 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 _GDS_MODULE = Path("/proc/driver/nvidia-fs")
 _GROUP = "a control group"
 _MUCH_OF_MEMORY = 0.6
-"""Of the machine's: with less that is free, others have too much of it."""
+"""The share of the machine's memory that should be free; where less is, other programs hold too much."""
 _CACHE = cache_folder()
-"""Where ``ooc profile`` keeps what it has measured; asking it takes torch, which takes seconds to load."""
+"""The folder of ``ooc profile``'s results. Looking up this machine's own would load torch, which takes seconds."""
 _REMEDIES = {
     errno.EAGAIN: "sysctl -w fs.aio-max-nr=1048576 (as root)",
     errno.EPERM: "allow io_setup, io_submit, io_getevents and io_destroy in the container's seccomp profile",
 }
-"""Where requests cannot be handed to the kernel many at a time, by why; otherwise:"""
+"""The remedy by error number where io_submit does not work; for any other number it is ``_KERNEL``."""
 _KERNEL = "run on a kernel built with CONFIG_AIO"
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 class Severity(StrEnum):
-    """How much a problem weighs, the heaviest first."""
+    """The weight of a problem, the heaviest first."""
 
     STOPS = "stops"
-    """There can be no training there."""
+    """Training is impossible with this folder."""
     SLOWS = "slows"
     HELPS = "helps"
-    """Nothing is wrong; this would be better."""
+    """Nothing is wrong, but the remedy would make training better."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong, or could be better, and the one thing to do about it."""
+    """A problem, or a possible improvement, and the one thing to do about it."""
 
     what: str
     remedy: str
@@ -64,23 +64,23 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """``facts`` by section and name; numbers of bytes have names that say so."""
+    """The result of an examination. ``facts`` are by section and name; names of byte counts say so."""
 
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     hints: list[Problem] = field(default_factory=list)
 
     def blame(self, what: str, remedy: str, severity: Severity = Severity.SLOWS) -> None:
-        """Note a problem."""
+        """Add a problem."""
         self.problems.append(Problem(what, remedy, severity))
 
     def suggest(self, what: str, remedy: str) -> None:
-        """Note what would help where nothing is wrong."""
+        """Add an improvement that is possible though nothing is wrong."""
         self.hints.append(Problem(what, remedy, Severity.HELPS))
 
     @property
     def verdict(self) -> str:
-        """What it all comes to, in a sentence."""
+        """The conclusion in one sentence."""
         stops = [problem for problem in self.problems if problem.severity is Severity.STOPS]
         if stops:
             return f"training cannot work there: {stops[0].what}"
@@ -96,13 +96,13 @@ class Report:
 
     @property
     def remedies(self) -> list[Problem]:
-        """Problems and what else would help, what would help most first."""
+        """Problems and possible improvements, those that would help most first."""
         weights = list(Severity)
         return sorted([*self.problems, *self.hints], key=lambda problem: weights.index(problem.severity))
 
 
 def examine(path: Path) -> Report:
-    """Look at the machine as a training with its scratch files in ``path`` would meet it."""
+    """Return a report on the machine as a training with its scratch files in ``path`` would find it."""
     report = Report()
     folder = next(part for part in (path.absolute(), *path.absolute().parents) if part.exists())
     if folder != path.absolute():
@@ -121,7 +121,7 @@ def examine(path: Path) -> Report:
 
 
 def _suggest(report: Report, folder: Path) -> None:
-    """What would help where nothing is wrong, what helps most first."""
+    """Add the improvements possible though nothing is wrong, those that help most first."""
     memory, processors = report.facts["memory"], report.facts["processors"]
     if not any(_CACHE.glob("profile-*.json")):
         at = "" if folder == Path.cwd() else f" --spill-dir {shlex.quote(str(folder))}"
@@ -148,7 +148,7 @@ def _suggest(report: Report, folder: Path) -> None:
 
 def _disk(folder: Path, report: Report, *, with_driver: bool) -> dict[str, Any]:
     filesystem, probe = filesystem_of(folder), probe_direct(folder)
-    engine, reason = choose_engine(folder)  # as training does, for a GPU too
+    engine, reason = choose_engine(folder)  # as in training, with or without a GPU
     engine.close()
     failed = _failure_of_io_submit()
     io_submit = os.strerror(failed) if failed else "available"
@@ -180,7 +180,7 @@ def _disk(folder: Path, report: Report, *, with_driver: bool) -> dict[str, Any]:
 
 
 def _failure_of_io_submit() -> int:
-    """The system's number for it; 0: it works."""
+    """Return the error number with which io_submit fails; 0 if it works."""
     try:
         KernelQueue(1).close(is_idle=True)
     except OSError as error:
@@ -189,7 +189,7 @@ def _failure_of_io_submit() -> int:
 
 
 def _gpudirect_lacks(found: kvikio.Probe, *, with_driver: bool) -> list[str]:
-    """What stands between a folder and GPUDirect Storage; nothing: it works."""
+    """Return what is missing for GPUDirect Storage with a folder; nothing if it works."""
     needed = {
         "an NVIDIA driver": with_driver,
         "libcuda.so.1": _loads("libcuda.so.1"),
@@ -260,7 +260,7 @@ def _processors(report: Report) -> dict[str, Any]:
 
 
 def _gpu(driver: str | None, report: Report) -> dict[str, Any]:
-    """Asks torch only where there is a driver: importing it takes seconds."""
+    """Return facts about the GPU; torch is asked only where there is a driver, since its import takes seconds."""
     facts: dict[str, Any] = {"driver": driver}
     if driver is None:
         return facts
@@ -281,7 +281,7 @@ def _gpu(driver: str | None, report: Report) -> dict[str, Any]:
 
 
 def versions_of(packages: Sequence[str]) -> dict[str, str | None]:
-    """Of Python and these ``packages``; None: not installed."""
+    """Return the versions of Python and of ``packages``; None for one that is not installed."""
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for name in packages:
         try:

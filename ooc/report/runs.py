@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs have come to: those below a folder side by side (``ooc runs``), and those of one training by several seeds
-as mean and deviation; what was promised before training, and what came of it (``ooc plan --compare``)."""
+"""Results of runs: those below a folder side by side (``ooc runs``), those of several seeds as mean and deviation, and
+measurements against the forecast (``ooc plan --compare``)."""
 
 import math
 import os
@@ -23,12 +23,12 @@ from ooc.train.metrics import FALLING, Metric
 from ooc.train.runs.run import FORECAST, RunFolder, holds_run, is_locked
 
 _DEPTH = 3
-"""Folders below the one that is looked through."""
+"""The levels of folders below the given one whose entries are searched."""
 _STORE_SUFFIX = ".ooc"
 
 
 class State(Enum):
-    """How far a run is."""
+    """How far a run has got."""
 
     FINISHED = "finished"
     STOPPED = "stopped"
@@ -37,7 +37,7 @@ class State(Enum):
 
 
 def find_runs(folder: Path) -> list[dict[str, Any]]:
-    """What `describe_run` says of every run at ``folder`` or below it, by their paths."""
+    """Return a description, by `describe_run`, of each run at ``folder`` or below it, in the order of their paths."""
     return [describe_run(path) for path in sorted(_folders(folder, _DEPTH), key=_natural)]
 
 
@@ -54,10 +54,10 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def describe_run(path: Path, *, held: bool = False) -> dict[str, Any]:
-    """The run at ``path`` as plain data. Of a damaged one ``problem`` says what is wrong, and most else is None.
+    """Return the run at ``path`` as plain data; ``problem`` says what is wrong with a damaged one, with most else None.
 
-    Scores are None where nothing was evaluated, what the options say where the run was begun from Python. ``held``:
-    whether it is this process that holds the run, which is over.
+    Scores are None where nothing was evaluated, and options None where the run was begun from Python. ``held``: this
+    process itself holds the run's lock, and has finished.
     """
     empty = dict.fromkeys(_KEYS) | {"run": str(path)}
     try:
@@ -69,7 +69,7 @@ def describe_run(path: Path, *, held: bool = False) -> dict[str, Any]:
             "graph": _text(config.get("store") or config.get("graph")),
             "model": _text(config.get("model") or config.get("model_class")),
             "epochs": done,
-            "epochs_asked": None if asked is not None and asked < done else asked,  # it went on from Python
+            "epochs_asked": None if asked is not None and asked < done else asked,  # continued from Python
             "metric": _text(config.get("scored_by")),
             "date": datetime.fromtimestamp(run.changed_s, UTC).isoformat(timespec="seconds"),
         }
@@ -129,8 +129,7 @@ def _state(records: Sequence[EpochRecord], found: dict[str, Any], patience: int)
 
 
 def ordered(runs: Sequence[dict[str, Any]], order: str) -> list[dict[str, Any]]:
-    """By one of ``ORDERS``, the best first: the highest scores, the least time and memory, the newest; those without
-    such last."""
+    """Return the runs in one of ``ORDERS``: highest score, least time or memory, or newest first; others last."""
     value = ORDERS[order]
     return sorted(runs, key=lambda run: (value(run) is None, value(run) or 0.0))
 
@@ -148,11 +147,11 @@ ORDERS: dict[str, Callable[[dict[str, Any]], float | None]] = {
     "memory": _peak,
     "date": lambda run: None if run["date"] is None else -datetime.fromisoformat(run["date"]).timestamp(),
 }
-"""What runs are listed by: the less, the earlier."""
+"""The sort key of each order: the run with the least value comes first."""
 
 
 def print_runs(runs: Sequence[dict[str, Any]], console: Console) -> None:
-    """A table, one line a run. Graph and metric stand below it where they are the same for all."""
+    """Print a table with one line for each run; a graph or metric that all share is printed once, below it."""
     rows = [_row(run) for run in runs]
     shared = []
     for name in ("graph", "metric"):
@@ -169,14 +168,14 @@ def print_runs(runs: Sequence[dict[str, Any]], console: Console) -> None:
 
 
 def _row(run: dict[str, Any]) -> dict[str, str]:
-    """Cells by their headings; empty where nothing is known, and columns without content are left out."""
+    """Return the run's cells by heading; a cell is empty where nothing is known."""
     damaged = run["state"] == State.DAMAGED.value
     asked = "" if run["epochs_asked"] is None else f"/{run['epochs_asked']}"
     best, last = ("" if run[name] is None else f"{run[name]:.4f}" for name in ("best_valid", "last_valid"))
     peak = _peak(run)
     return {
         "run": run["run"],
-        "model": (run["model"] or "").rpartition(":")[2],  # of one in a file, its name
+        "model": (run["model"] or "").rpartition(":")[2],  # without the file of a model of the user's own
         "state": run["state"],
         "epochs": "" if damaged else f"{run['epochs']}{asked}",
         "best": best,
@@ -190,7 +189,7 @@ def _row(run: dict[str, Any]) -> dict[str, str]:
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """``run-10`` after ``run-9``."""
+    """Return a sort key that puts ``run-10`` after ``run-9``."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
 
 
@@ -210,8 +209,8 @@ _IN_PERCENT = (Metric.ACCURACY, Metric.MICRO_F1, Metric.MACRO_F1, Metric.ROC_AUC
 
 
 def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float | None] | None]:
-    """Of what `ooc.report.runs.describe_run` says of each run: ``mean`` and ``std``, the sample standard deviation
-    (None of one run), of each score; None for a score that a run lacks."""
+    """Return ``mean`` and ``std`` of each score over ``runs``, as `describe_run` returns them. ``std`` is the sample
+    standard deviation, None for one run; a score that some run lacks is None."""
     found: dict[str, dict[str, float | None] | None] = {}
     for name in _SCORES:
         values = [run[name] for run in runs if run[name] is not None]
@@ -222,7 +221,7 @@ def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float | Non
 
 
 def describe_seed(seed: int, run: dict[str, Any], seconds: float) -> str:
-    """A line on what a run has come to."""
+    """Return one line with the results of the run of one seed."""
     epochs = f"{run['epochs']} epoch{'s' * (run['epochs'] != 1)}"
     if run["best_epoch"] is None:
         return f"seed {seed}: loss {run['loss']:.5f} after {epochs}; {format_duration(seconds)}"
@@ -234,7 +233,7 @@ def describe_seed(seed: int, run: dict[str, Any], seconds: float) -> str:
 
 
 def describe_summary(runs: Sequence[dict[str, Any]], metric: Metric) -> list[str]:
-    """Lines on all of them together."""
+    """Return lines with the mean scores of the runs of several seeds."""
     found = summarize(runs)
     count = f"{len(runs)} seed{'s' * (len(runs) != 1)}"
     split = "test" if found["best_test"] is not None else "valid"
@@ -250,7 +249,7 @@ def describe_summary(runs: Sequence[dict[str, Any]], metric: Metric) -> list[str
 
 
 def _mean(found: dict[str, float | None], metric: Metric) -> str:
-    """``81.50 ± 0.62 %``; what is no rate to two digits of its deviation: ``0.1234 ± 0.0056``."""
+    """Return ``81.50 ± 0.62 %``, or, for a metric that is no rate, two digits of its deviation: ``0.1234 ± 0.0056``."""
     mean, std = found["mean"], found["std"]
     assert mean is not None
     percent = metric in _IN_PERCENT
@@ -264,10 +263,10 @@ def _mean(found: dict[str, float | None], metric: Metric) -> str:
 
 
 def compare(path: Path) -> dict[str, Any]:
-    """The ``run`` at ``path`` against its forecast. RunError where it has none, or no epoch yet.
+    """Return the comparison of the run at ``path`` with its forecast; RunError where there is none, or no epoch yet.
 
-    ``epochs`` is how many were measured: of the run's last start, the first one left out where there are more, since it
-    fills the memory. ``quantities`` are what was promised, ``passes`` seconds by pass, empty where the run has not
+    ``epochs`` counts the epochs measured: those of the run's last start but the first, which fills the memory, unless
+    it is the only one. ``quantities`` are those forecast; ``passes`` has seconds by pass, empty where the run has not
     recorded them.
     """
     run = RunFolder.open(path)
@@ -290,7 +289,7 @@ def compare(path: Path) -> dict[str, Any]:
 
 
 def print_comparison(found: dict[str, Any], console: Console) -> None:
-    """A table of promises, and one of passes where there are any."""
+    """Print the table of quantities, and the table of passes where there are any."""
     epochs = "1 epoch" if found["epochs"] == 1 else f"the median of {found['epochs']} epochs"
     say(console, f"{found['run']}: forecast against {epochs}")
     for what, quantities in (("quantity", found["quantities"]), ("pass", found["passes"])):
@@ -299,7 +298,7 @@ def print_comparison(found: dict[str, Any], console: Console) -> None:
 
 
 def _quantity(name: str, unit: str, forecast: float, measured: float) -> dict[str, Any]:
-    """One promise: ``unit`` is ``"s"`` or ``"bytes"``. ``ratio`` is forecast by measured, None where that is 0."""
+    """Return one comparison; ``unit`` is ``"s"`` or ``"bytes"``. ``ratio`` is None where ``measured`` is 0."""
     ratio = forecast / measured if measured else None
     return {"name": name, "unit": unit, "forecast": forecast, "measured": measured, "ratio": ratio}
 
@@ -319,7 +318,7 @@ def _quantities(forecast: Mapping[str, Any], records: Sequence[EpochRecord]) -> 
 
 
 def _peaks(forecast: Mapping[str, Any], records: Sequence[EpochRecord]) -> list[dict[str, Any]]:
-    """The most memory in use; of both tiers together where they are of one memory."""
+    """Return the comparisons of peak memory: device and host, or both together where they share one memory."""
     if forecast.get("memory_bytes") is not None:
         used = max(record.device_peak_bytes + record.host_peak_bytes for record in records)
         return [_quantity("peak memory", "bytes", forecast["gpu_peak_bytes"] + forecast["host_peak_bytes"], used)]
@@ -332,7 +331,7 @@ def _peaks(forecast: Mapping[str, Any], records: Sequence[EpochRecord]) -> list[
 
 
 def _passes(forecast: Mapping[str, Any], records: Sequence[EpochRecord]) -> list[dict[str, Any]]:
-    """Seconds by pass, where every record has those of the program that was forecast."""
+    """Return the comparisons of seconds by pass; empty unless every record has as many passes as the forecast."""
     promised = forecast["passes"]
     measured = [record.as_dict().get("passes", ()) for record in records]
     if any(len(passes) != len(promised) for passes in measured):
@@ -344,7 +343,7 @@ def _passes(forecast: Mapping[str, Any], records: Sequence[EpochRecord]) -> list
 
 
 def as_texts(quantity: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    """Name, forecast, measured and ratio of a quantity, for a table."""
+    """Return a quantity's name, forecast, measurement and ratio as the cells of a table."""
     show = format_duration if quantity["unit"] == "s" else format_size
     ratio = "" if quantity["ratio"] is None else f"{quantity['ratio']:.2f}"
     return quantity["name"], show(quantity["forecast"]), show(quantity["measured"]), ratio

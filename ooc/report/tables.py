@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines and tables for people. What is said of a training before it begins, for those who know graph neural networks
-and not how ooc plans: graph, model, memory, what waits in it, and how long an epoch will take. Then a plan with all
-that is expected of an epoch, what would change it, what several processes would do that train one graph together, and
-the outcome of a run."""
+"""Lines and tables about trainings, for people.
+
+The lines before a training are for readers who know graph neural networks, but not how ooc plans: graph, model, memory,
+which data stays in memory, and how long an epoch takes. Tables show a whole plan with its forecast, what would change
+it, a plan for several processes, and the outcome of a run.
+"""
 
 import statistics
 from collections.abc import Sequence
@@ -38,7 +40,7 @@ _WHOLE = 100
 
 
 def describe_store(store: Store) -> str:
-    """A graph in a line."""
+    """Return a one-line description of the graph."""
     outputs = {Task.CLASSES: "classes", Task.MULTILABEL: "labels", Task.VALUES: "values"}[store.task]
     nodes, edges = format_count(store.num_nodes, "nodes"), format_count(store.num_edges, "edges")
     labelled, called = store.num_graphs or store.num_nodes, "graphs" if store.num_graphs else "nodes"
@@ -52,7 +54,7 @@ def describe_store(store: Store) -> str:
 
 
 def describe_memory(report: PlanReport, spill_dir: Path) -> str:
-    """How much memory may be taken, and how much disk will be."""
+    """Return one line on how much memory may be taken, and how much disk space will be."""
     limits, spilled = report.limits, report.plan.spill_bytes
     if report.hardware.has_device_memory:
         sizes = f"{format_size(limits.device_bytes)} on the GPU and {format_size(limits.host_bytes)} beside it"
@@ -65,7 +67,7 @@ def describe_memory(report: PlanReport, spill_dir: Path) -> str:
 
 
 def describe_waiting(report: PlanReport) -> str:
-    """What of an epoch's data waits in memory, in a sentence: shares of what is read, by what it is to the model."""
+    """Return a sentence on which shares of an epoch's data stay in memory, by role in the model."""
     shares = {what: _mean(parts) for what, parts in _by_role(report).items() if parts}
     again = [f"{share.recompute} % of the {what}" for what, share in shares.items() if share.recompute]
     anew = f"; computed again: {_listed(again)}" if again else ""
@@ -81,7 +83,7 @@ def describe_waiting(report: PlanReport) -> str:
 
 
 def describe_forecast(report: PlanReport, epochs: int) -> str:
-    """Seconds and bytes of an epoch, and when so many are done."""
+    """Return the forecast seconds and bytes of an epoch, and the time that ``epochs`` of them take."""
     moved = [
         f"{verb} {format_size(nbytes)}"
         for verb, nbytes in (("reads", report.ssd_read_bytes), ("writes", report.ssd_write_bytes))
@@ -98,7 +100,7 @@ def describe_forecast(report: PlanReport, epochs: int) -> str:
 
 
 def _by_role(report: PlanReport) -> dict[str, list[tuple[int, Shares]]]:
-    """By what it is to the model, bytes of matrices that an epoch reads, and where these wait."""
+    """Return, by role in the model, the bytes and the placement of each matrix that an epoch reads."""
     workload = report.workload
     stages = workload.programs[report.program]
     loss = next((at for at, stage in enumerate(stages) if stage.reverse), len(stages))
@@ -121,10 +123,10 @@ def _by_role(report: PlanReport) -> dict[str, list[tuple[int, Shares]]]:
 
 
 def _mean(parts: Sequence[tuple[int, Shares]]) -> Shares:
-    """Where the parts wait, in per cent of all their bytes."""
+    """Return the placement of all parts together, in per cent of their bytes."""
     whole = sum(nbytes for nbytes, _ in parts) or 1
     means = (sum(nbytes * share[way] for nbytes, share in parts) / whole for way in range(len(Shares._fields)))
-    # A part, however small or large, is neither nothing nor all.
+    # Only nothing is shown as 0 %, and only all as 100 %.
     return Shares(*(min(max(round(x), 1), _WHOLE - 1) if 0 < x < _WHOLE else round(x) for x in means))
 
 
@@ -133,7 +135,7 @@ def _listed(texts: Sequence[str]) -> str:
 
 
 def describe_batches(loader: "NeighborLoader", *, a_step: int, memory_bytes: int) -> list[tuple[str, str]]:
-    """What sampled batches are, ``a_step`` of them, and what is kept of their data."""
+    """Return label and text of the lines on sampled batches, ``a_step`` to a step, and their data in memory."""
     plan = loader.plan
     drawn = ", ".join("all" if fanout < 0 else str(fanout) for fanout in loader.fanouts)
     steps = f", {a_step} a step" if a_step > 1 else ""
@@ -149,7 +151,7 @@ def describe_batches(loader: "NeighborLoader", *, a_step: int, memory_bytes: int
 
 
 def describe_graph_batches(loader: "GraphLoader", *, a_step: int, memory_bytes: int) -> list[tuple[str, str]]:
-    """What batches of whole graphs are, ``a_step`` of them, and what is kept of their data."""
+    """Return label and text of the lines on batches of whole graphs, ``a_step`` to a step, and their memory."""
     plan, bounds = loader.plan, ", ".join(f"{bound:,} {name}" for name, bound in loader.bounds.most.items())
     steps = f", {a_step:,} a step" if a_step > 1 else ""
     kept = "all graphs in memory"
@@ -169,13 +171,13 @@ _SHARES = ("device", "host", "ssd", "recompute")
 _OVER_PCIE = (("to the device", "to_device_bytes"), ("to the host", "to_host_bytes"))
 _OF_BATCHES = {"graphs": "size"}
 _BLOCK_BYTES = 1 << 20
-"""Requests that the listing gives the disk's rates for."""
+"""The size of the disk requests whose rates the list of machines shows."""
 _ROW_BYTES = 512
-"""Bytes of a gathered row that the listing gives the rate of pulls for: 128 columns of float32."""
+"""Bytes of the gathered rows whose rate of pulls the list of machines shows: 128 columns of float32."""
 
 
 def print_summary(report: PlanReport, console: Console) -> None:
-    """What an epoch takes, in lines."""
+    """Print lines on the memory, the disk space and the time of an epoch."""
     plan = report.plan
     for tier in report.tiers:
         say(console, f"{tier.where}: {format_size(tier.promised_bytes)} of {format_size(tier.limit_bytes)}, at most")
@@ -194,7 +196,7 @@ def print_summary(report: PlanReport, console: Console) -> None:
 
 
 def print_report(report: PlanReport, console: Console) -> None:
-    """The whole plan, and what makes an epoch's time."""
+    """Print the whole plan, and the tables that explain the time of an epoch."""
     _print_fates(report, console)
     _print_resources(report, console)
     _print_passes(report, console)
@@ -203,7 +205,7 @@ def print_report(report: PlanReport, console: Console) -> None:
 
 
 def describe_budgets(report: PlanReport) -> str:
-    """The memory that may be taken, in words: one where the CPU computes."""
+    """Return the memory budgets in words; where the CPU computes, there is only one."""
     limits = report.limits
     if not report.hardware.has_device_memory:
         return f"memory {format_size(limits.memory_bytes)}"
@@ -211,7 +213,7 @@ def describe_budgets(report: PlanReport) -> str:
 
 
 def print_changes(changes: Sequence[dict[str, Any]], console: Console) -> None:
-    """What would help, the most helpful first."""
+    """Print the table of changes that would help, in the given order."""
     rows = []
     for change in changes:
         if change["epoch_s"] is None:
@@ -226,7 +228,7 @@ def print_changes(changes: Sequence[dict[str, Any]], console: Console) -> None:
 
 
 def print_assumptions(lines: Sequence[str], console: Console) -> None:
-    """One line each, marked as what they are."""
+    """Print the plan's assumptions, one line each, marked as such."""
     for line in lines:
         say(console, f"assumed: {line}")
 
@@ -281,7 +283,7 @@ def _print_lifetimes(report: PlanReport, console: Console) -> None:
 
 
 def print_fits(fits: "Sequence[Fit]", console: Console) -> None:
-    """The largest batches by memory, bounded by graphs, nodes or paths: how many, and of how many graphs on average."""
+    """Print the largest batches by memory: the bound on graphs, nodes or paths, and the average number of graphs."""
     counted = list(dict.fromkeys(fit.counted for fit in fits))
     rows = []
     for memory in dict.fromkeys(fit.memory_bytes for fit in fits):
@@ -301,13 +303,13 @@ def print_fits(fits: "Sequence[Fit]", console: Console) -> None:
 
 
 def print_floor(parts: dict[str, int], console: Console) -> None:
-    """The least memory, part by part."""
+    """Print the least memory that training takes, part by part."""
     rows = [(what, format_size(nbytes)) for what, nbytes in parts.items()]
     print_table(("least memory", "bytes"), [*rows, ("in all", format_size(sum(parts.values())))], console)
 
 
 def print_machines(machines: Sequence[Hardware], console: Console) -> None:
-    """A table of machines, and where their figures are from."""
+    """Print a table of machines, and the sources of their figures."""
     rows = []
     for machine in machines:
         pulled = _ROW_BYTES / machine.processor.pull_seconds_per_edge.at(_ROW_BYTES)
@@ -340,8 +342,7 @@ def print_outcome(
     store_bytes: int,
     run: Path,
 ) -> None:
-    """Loss, accuracies, time, bytes moved, peak memory, and where the run's files are. Without a ``report`` nothing was
-    forecast."""
+    """Print a run's loss, scores, times, bytes moved, peak memory, and folder; without a ``report``, no forecast."""
 
     last, promised, scratch_bytes = records[-1], dict[str, float](), 0
     if report is not None:
@@ -400,7 +401,10 @@ _FORMS = ("halo_bytes", "columns_bytes")
 
 
 def describe_ranks(reports: Sequence[PlanReport], timelines: Sequence[Timeline], alone_s: float) -> dict[str, Any]:
-    """``reports`` and ``timelines`` are by process, the timelines on one clock; ``alone_s``: an epoch of one."""
+    """Return the epoch of several processes as plain data; ``alone_s`` is the seconds of an epoch in one process.
+
+    ``reports`` and ``timelines`` are those of each process, the timelines on one clock.
+    """
     epoch_s = timelines[0].epoch_s
     ranks = []
     for report, timeline in zip(reports, timelines, strict=True):
@@ -433,7 +437,7 @@ def describe_ranks(reports: Sequence[PlanReport], timelines: Sequence[Timeline],
 
 
 def print_ranks(found: dict[str, Any], console: Console) -> None:
-    """A row a process, and what comes of them together."""
+    """Print a table with one row for each process, the bytes of each pull, and the speed-up of all together."""
     rows = []
     for rank, one in enumerate(found["ranks"]):
         memory, received = format_size(one["memory_bytes"]), format_size(one["received_bytes"])

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same training planned otherwise: with other memory and another SSD, point by point of a grid (``ooc plan
---what-if``), as a table and as a picture; and with one thing changed at a time.
+"""Plan the same training for other memory and SSDs: a grid (``ooc plan --what-if``), or one change at a time.
 
-A point asks for GPU memory, host memory (or, where the CPU computes, for one memory that is both) and an SSD. Of two
-points that take as long, who has to buy one wants the smaller: the *Pareto front* are the points that no other beats,
-which asks for no more of anything.
+A grid, shown as a table and a picture, has a point for each GPU memory, host memory (where the CPU computes, one memory
+that is both) and SSD. Of two points with the same time a buyer wants the smaller. The *Pareto front* therefore has the
+points that are not beaten by one that asks for no more of anything.
 """
 
 import re
@@ -29,31 +28,31 @@ from ooc.sizes import format_size, parse_size
 from ooc.suggestions import did_you_mean
 
 CARDS = (8, 12, 16, 24, 40, 48, 80)
-"""Memory of the usual GPUs, in GB."""
+"""The memory sizes of common GPUs, in GB."""
 SHARE_OF_MEMORY = 0.9
-"""Of a card's or a machine's memory, what is a budget; the rest is the driver's, the system's and the process's own."""
+"""The share of a card's or machine's memory taken as its budget; driver, system and process need the rest."""
 _DEMANDS = {
     "memory": "memory_bytes",
     "gpu": "gpu_budget_bytes",
     "host": "host_budget_bytes",
     "ssd": "ssd_bytes_per_s",
 }
-"""What a cell asks for, by the axis that it lies on."""
+"""The name of a cell's demand, by axis."""
 _LEAST = re.compile(r"\b(gpu|host|memory)(?:_budget)?='([^']+)'")
 REQUEST_BYTES = 1 << 20
-"""Requests by whose rate an SSD is named."""
+"""The size of the requests whose rate stands for the speed of an SSD."""
 _GB = 10**9
 _AS_FAST = 1.03
-"""A plan that takes so much longer than another is as fast as that."""
+"""Plans count as equally fast up to this ratio of their times."""
 _MOST_MEMORIES = 7
 
 Plan = Callable[..., PlanReport]
-"""Plans for limits and a machine; ``narrow``: with intermediates spilled as bfloat16."""
+"""A function that plans for limits and a machine; ``narrow``: with intermediates spilled as bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A place on an axis: bytes, of the SSD bytes a second, and what it is called."""
+    """A position on an axis, with its label; the amount is in bytes, for the SSD in bytes a second."""
 
     amount: int
     label: str
@@ -63,8 +62,8 @@ Axes = Mapping[str, Sequence[Value]]
 
 
 def parse_axes(texts: Sequence[str]) -> dict[str, list[Value]]:
-    """The places of ``memory=8G,16G`` or of ``gpu=8G,16G`` and ``host=64G,…``, and of ``ssd=2G,7G`` (bytes a second),
-    ascending; OptionError for anything else. They may stand in one text or in several."""
+    """Return the axes in ``memory=8G,16G``, or ``gpu=8G,16G`` and ``host=64G,…``, and ``ssd=2G,7G`` (bytes a second),
+    each ascending. They may stand in one text or in several. Raise OptionError for anything else."""
     axes: dict[str, list[Value]] = {}
     for text in " ".join(texts).split():
         axis, separator, amounts = text.partition("=")
@@ -84,12 +83,12 @@ def parse_axes(texts: Sequence[str]) -> dict[str, list[Value]]:
 def full_axes(
     given: Axes, hardware: Hardware, limits: Limits, *, memory_bytes: int, least_bytes: int
 ) -> dict[str, Sequence[Value]]:
-    """The axes ``given``, and the usual places on the others. ``memory_bytes``: of the machine that computes;
-    ``least_bytes``: what training takes at least.
+    """Return the axes ``given``, and common values for the others. ``memory_bytes`` is the machine's memory;
+    ``least_bytes`` the least that training takes.
 
-    With a GPU: cards, half, all and twice the host memory; else round sizes from the least to twice the memory. Of the
-    SSD: that of the machine, and one that is twice as fast. Of the two budgets on a CPU, one that is not given is that
-    of ``limits``.
+    With a GPU these are common cards, and half, all and twice the host memory; else round sizes from the least to twice
+    the memory. For the SSD they are the machine's own and one twice as fast. Where one of two budgets on a CPU is
+    given, the other is that of ``limits``.
     """
     axes: dict[str, Sequence[Value]] = {}
     if hardware.has_device_memory:
@@ -110,7 +109,7 @@ def full_axes(
 
 
 def _round_sizes(least_bytes: int, most_bytes: int) -> list[int]:
-    """1, 2 and 5 times powers of ten, from the one below ``least_bytes`` on: as many as a table is read with."""
+    """Return at most ``_MOST_MEMORIES`` of 1, 2 and 5 times powers of ten, from the last not above ``least_bytes``."""
     usual = [digit * 10**power for power in range(6, 13) for digit in (1, 2, 5)]
     first = max((k for k, size in enumerate(usual) if size <= least_bytes), default=0)
     last = max(first + 1, *(k for k, size in enumerate(usual) if size <= most_bytes))
@@ -119,10 +118,10 @@ def _round_sizes(least_bytes: int, most_bytes: int) -> list[int]:
 
 
 def grid(axes: Axes, limits: Limits, hardware: Hardware, plan: Plan, listener: Listener) -> list[dict[str, Any]]:
-    """A cell for every point, plain data: what it asks for, and what an epoch would take, or what is lacking.
+    """Return a cell for every point as plain data: its demands and the figures of an epoch, or the bytes it lacks.
 
-    Not every point is planned for: what does not fit fits with no SSD, and where nothing goes to the SSD, a faster one
-    changes nothing.
+    Not every point needs a plan: one that does not fit does not with any SSD, and a faster SSD changes nothing where
+    none is read or written.
     """
     memories = [axis for axis in ("memory", "gpu", "host") if axis in axes]
     points = list(product(*(axes[axis] for axis in memories)))
@@ -149,7 +148,7 @@ def grid(axes: Axes, limits: Limits, hardware: Hardware, plan: Plan, listener: L
 
 
 def _lacking(reason: str, limits: Limits) -> dict[str, int]:
-    """Bytes more that would do, by budget: the reason ends with the least."""
+    """Return the bytes that each budget lacks; ``reason`` ends with the least that would do."""
     have = {"gpu": limits.device_bytes, "host": limits.host_bytes, "memory": limits.memory_bytes}
     least = {name: parse_size(size, name=name) for name, size in _LEAST.findall(reason)}
     return {name: size - have[name] for name, size in least.items()}
@@ -160,7 +159,7 @@ def _demands(cell: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _beats(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether it is as fast, asks for no more of anything and for less of something; or is faster for the same."""
+    """Whether ``one`` asks for less of something and more of nothing, and is as fast as ``other``."""
     if not one["feasible"] or one is other:
         return False
     less, more = _demands(one), _demands(other)
@@ -172,7 +171,7 @@ def _beats(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def print_grid(cells: Sequence[dict[str, Any]], console: Console) -> None:
-    """A table for each SSD, the Pareto front by itself, and what each step from there would bring."""
+    """Print a table for each SSD, and the Pareto front in one of its own."""
     for ssd in dict.fromkeys(cell["ssd"] for cell in cells):
         shown = [cell for cell in cells if cell["ssd"] == ssd]
         say(console, f"SSD {ssd}: seconds an epoch, and bytes to and from the SSD")
@@ -210,8 +209,11 @@ def _shown(cell: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def steps(cells: Sequence[dict[str, Any]], start: Mapping[str, int]) -> list[dict[str, Any]]:
-    """What the next place on each axis would save, the most first. From the largest point that asks for no more than
-    ``start`` has (by the names of a cell's demands), or else from the smallest that does."""
+    """Return, for each axis, the cell with the next higher value there, the fastest first.
+
+    All start from one cell: the largest that asks for no more than ``start``, which maps names of demands to amounts,
+    or the smallest feasible one if there is none.
+    """
     feasible = [cell for cell in cells if cell["feasible"]]
     within = [cell for cell in feasible if all(cell[name] <= start[name] for name in start if name in cell)]
     if not feasible:
@@ -231,7 +233,7 @@ def steps(cells: Sequence[dict[str, Any]], start: Mapping[str, int]) -> list[dic
 
 
 def print_steps(found: Sequence[dict[str, Any]], console: Console) -> None:
-    """What each step saves, below where they start from."""
+    """Print the starting cell and what each step from there saves."""
     if not found:
         return
     start, before_s = found[0]["from"], found[0]["from_epoch_s"]
@@ -249,11 +251,11 @@ def print_steps(found: Sequence[dict[str, Any]], console: Console) -> None:
 SUFFIXES = (".svg", ".png")
 _DASHES = ("-", "--", ":", "-.")
 _COLOURS = ("#1b6ca8", "#d1495b", "#2e8b57", "#8e6bbf", "#c98b1b", "#5b6770")
-"""Told apart by people who see red and green alike, too; the last is the commonest."""
+"""Line colours by host memory, which people who confuse red and green can tell apart, too."""
 
 
 def draw(cells: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
-    """Points of the Pareto front are ringed; what does not fit has a cross at the upper edge."""
+    """Draw the epoch's seconds over memory to ``path``, with the Pareto front ringed, and crosses for missing plans."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -288,7 +290,7 @@ def draw(cells: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
         axes.grid(axis="y", color="#d8dce0", linewidth=0.8)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=9, title="ringed: Pareto front; ×: too small", title_fontsize=9)
-        # The same points give the same file.
+        # No date: the same points give the same file.
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
@@ -300,8 +302,10 @@ _FIGURES = ("epoch_s", "ssd_read_bytes", "ssd_write_bytes")
 
 
 def changes(report: PlanReport, plan: Plan, *, spilled_narrow: bool) -> list[dict[str, Any]]:
-    """What an epoch would take if one thing, ``name``, were otherwise, the most helpful first. Without a plan for that
-    ``epoch_s`` is None. ``spilled_narrow``: bfloat16 is what is spilled already."""
+    """Return what an epoch would take after each of several single changes, the most helpful first.
+
+    ``epoch_s`` is None for a change without a plan. ``spilled_narrow``: spills are bfloat16 already.
+    """
     limits, hardware = report.limits, report.hardware
     host = replace(limits, host_bytes=_TIMES * limits.host_bytes)
     device = replace(limits, device_bytes=_TIMES * limits.device_bytes)
@@ -317,7 +321,7 @@ def changes(report: PlanReport, plan: Plan, *, spilled_narrow: bool) -> list[dic
     for name, at, on, narrow in tried:
         try:
             figures = outcome(partial(plan, at, on, narrow=narrow))
-        except OptionError:  # the model has no such option, as attention no narrower spill
+        except OptionError:  # the model lacks the option, such as bfloat16 spills with attention
             continue
         saved_s = 0.0 if figures["epoch_s"] is None else report.epoch_s - figures["epoch_s"]
         found.append({"name": name, **{key: figures[key] for key in _FIGURES}, "saved_s": saved_s})
@@ -325,7 +329,7 @@ def changes(report: PlanReport, plan: Plan, *, spilled_narrow: bool) -> list[dic
 
 
 def faster(disk: Disk, times: float) -> Disk:
-    """A drive of so many times the bytes a second, both ways."""
+    """Return a drive ``times`` as fast as ``disk``, in reading and in writing."""
 
     def scaled(curve: Curve) -> Curve:
         return replace(curve, points=tuple((x, times * y) for x, y in curve.points))
@@ -339,7 +343,7 @@ def faster(disk: Disk, times: float) -> Disk:
 
 
 def outcome(plan: Callable[[], PlanReport]) -> dict[str, Any]:
-    """The figures of a plan that stand in tables, or the ``reason`` why there is none."""
+    """Return the figures of a plan that tables show, or the ``reason`` why there is none."""
     try:
         report = plan()
     except BudgetError as error:

@@ -156,8 +156,7 @@ def rebuild_model(
     settings: TrainSettings, weights: dict[str, torch.Tensor], run: "RunFolder", *, own: str | None = None
 ) -> nn.Module:
     """Return the model of ``run`` with these weights; raise RunError where they belong to another model. ``own`` is the
-    file and name, given now, of a model of the user's own: a run's folder may be anyone's, so it cannot name one to
-    run."""
+    file and name, given now, of a model of the user's own: code that only a run's folder names is never run."""
     if own is None and own_model(settings.model) is not None:
         where = f"--model {settings.model}"
         raise RunError(f"the model of {run.path} is in a file whose code would be run; if you trust it, give {where}")

@@ -141,8 +141,7 @@ MODEL = ChoiceType(*MODEL_NAMES, also=_whole_name)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
-    """The options of a training, one field each; None lets the machine or the store decide. ``config.json`` has them
-    all."""
+    """The options of a training, one field each; None lets the machine or the store decide. ``config.json`` has all."""
 
     store: str = field(metadata={"type": click.Path()})
     model: str = _MODEL(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Charts of one run or several, drawn by matplotlib as SVG for a page: text stays text, and colours are the page's, so
-that they follow its light or dark.
+"""Charts of one run or several, drawn by matplotlib as SVG for a page.
 
-Matplotlib writes colours as numbers. Those given here stand for the page's CSS variables, which take their places.
+Text stays text, and colours follow the page's light or dark scheme. Matplotlib writes colours as numbers: those given
+here are placeholders, replaced by the page's CSS variables.
 """
 
 import io
@@ -23,10 +23,10 @@ _PAGE = {_TEXT: "currentColor", _GRID: "var(--grid)", _LIMIT: "var(--limit)"} | 
     colour: f"var(--s{number})" for number, colour in enumerate(_SERIES, start=1)
 }
 _SIZE = (5.0, 3.0)
-"""Inches of 72 units: as wide as a card, so that letters are as large as the page's."""
+"""The size of a chart in inches of 72 units: as wide as a card, so that its letters are as large as the page's."""
 _MOST_ROWS = 10
 _MUCH = 3
-"""Times the budget: a process that takes more, since Python and torch alone do, would leave nothing to see of it."""
+"""A multiple of the budget: the memory of a process that takes more is not drawn, since it would dwarf the rest."""
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "ooc",
@@ -51,13 +51,13 @@ _STYLE: dict[Any, Any] = {
     "path.simplify_threshold": 0.3,
 }
 _SPENT = (("time", "seconds, evaluations included", "elapsed_s"), ("bytes read and written", "bytes", "moved_bytes"))
-"""What runs are compared by beside epochs: in words, its unit, and its curve."""
+"""The quantities, besides epochs, over which runs are compared: name, unit and curve."""
 Runs = Sequence[Mapping[str, Any]]
-"""What ``ooc.report.page.figures`` has of each."""
+"""The results of ``ooc.report.page.figures`` for each run."""
 
 
 def charts(runs: Runs) -> list[tuple[str, str]]:
-    """Headings and SVG of what is drawn of all runs together."""
+    """Return heading and SVG of each chart that shows all runs together."""
     several = len(runs) > 1
     found = [("Loss", _chart("loss", _curves, runs, "loss", "loss"))]
     if any(score is not None for run in runs for score in run["curves"]["valid_score"]):
@@ -72,7 +72,7 @@ def charts(runs: Runs) -> list[tuple[str, str]]:
 
 
 def charts_of_run(run: Mapping[str, Any], name: str) -> list[tuple[str, str]]:
-    """Headings and SVG of one run alone; ``name`` tells its drawings from another run's."""
+    """Return heading and SVG of each chart of one run; ``name`` makes the ids of its drawings unique."""
     found = [("Time of every epoch", _chart(f"{name}-time", _times, run))]
     if run["measured"] is not None:
         found.append(("Memory during an epoch, against its budget", _chart(f"{name}-memory", _memory, run)))
@@ -84,13 +84,13 @@ def charts_of_run(run: Mapping[str, Any], name: str) -> list[tuple[str, str]]:
 
 
 def passes_chart(run: Mapping[str, Any], name: str) -> str:
-    """Seconds of each pass beside what was forecast; nothing where that is not known."""
+    """Return the SVG of each pass's seconds, measured and forecast; an empty text where either is not known."""
     known = run["comparison"] is not None and run["comparison"]["passes"]
     return _chart(f"{name}-passes", _passes, run) if known else ""
 
 
 def _chart(name: str, draw: Callable[..., None], *what: Any) -> str:
-    """What ``draw`` draws of ``what``, as SVG without a size of its own; ids begin with ``name``."""
+    """Return, as SVG without a fixed size, what ``draw`` draws of ``what``; ids begin with ``name``."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -124,8 +124,10 @@ def _for_page(svg: str, name: str) -> str:
 
 
 def _curves(axes: "Axes", runs: Runs, of: str, called: str, by: str = "epoch", unit: str = "epoch") -> None:
-    """What every run's curve ``of`` was by epoch or by what was spent; of one run's scores, those of all splits. Where
-    something was measured; a point where that is once."""
+    """Draw every run's curve ``of`` over the curve ``by``; for scores of a single run, those of all splits.
+
+    Epochs without a value are left out; a curve with one value is a point.
+    """
     each = zip(runs, cycle(_SERIES), run_labels(runs), strict=False)
     lines = [(run["curves"], of, colour, label) for run, colour, label in each]
     if len(runs) == 1 and of == "valid_score":
@@ -159,14 +161,14 @@ def _median_times(axes: "Axes", runs: Runs) -> None:
 
 
 def _parts(seconds: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
-    """What epochs' times, or runs', went to."""
+    """Split the seconds of epochs, or of runs, into computing, waiting for the SSD, and evaluation."""
     times, waits = seconds["time_s"], seconds["wait_s"]
     computing = [max(0.0, time_s - wait_s) for time_s, wait_s in zip(times, waits, strict=True)]
     return {"computing": computing, "waiting for the SSD": waits, "evaluation": seconds["eval_s"]}
 
 
 def run_labels(runs: Runs) -> list[str]:
-    """What runs are called beside each other: the ends of their paths that tell them apart."""
+    """Return a label for each run: the shortest ends of their paths that tell all of them apart."""
     paths = [run["run"].rstrip("/").split("/") for run in runs]
     for parts in range(1, max(map(len, paths)) + 1):
         labels = ["/".join(path[-parts:]) for path in paths]
@@ -195,7 +197,7 @@ def _times(axes: "Axes", run: Mapping[str, Any]) -> None:
 
 
 def _memory(axes: "Axes", run: Mapping[str, Any]) -> None:
-    """In use at each time, as measured; as planned, on a time of its own: both epochs from 0 to their ends."""
+    """Draw memory in use over the share of the epoch's time: measured, planned, and the budget."""
     measured, planned = run["measured"], run["planned"]
     tiers = [use for use in measured["memory"] if use["tier"] != "process"]
     highest = max(max(use["limit_bytes"], *use["bytes"], 1) for use in tiers)
@@ -223,7 +225,7 @@ def _memory(axes: "Axes", run: Mapping[str, Any]) -> None:
 
 
 def _steps(nbytes: Sequence[int], epoch: Mapping[str, Any], scale: float) -> tuple[list[float], list[float]]:
-    """Shares of the epoch's time, and what is in use from there on, only where that changes."""
+    """Return times, as shares of the epoch, and the memory in use from each on, only where it changes."""
     end, piece = epoch["epoch_s"] or 1.0, epoch["piece_s"]
     kept = [k for k in range(len(nbytes)) if k in (0, len(nbytes) - 1) or nbytes[k] != nbytes[k - 1]]
     shares = [min(1.0, k * piece / end) for k in kept]
@@ -244,7 +246,7 @@ def _bytes(axes: "Axes", run: Mapping[str, Any]) -> None:
 
 
 def _cache(axes: "Axes", run: Mapping[str, Any]) -> None:
-    """Shares of an epoch's reads of blocks."""
+    """Draw the share of an epoch's block reads found in memory, by cache policy, as planned, and as measured."""
     cache = run["forecast"]["cache"]
     uses = cache["uses"] or 1
     rows = {"least recently used": cache["lru"], "Belady (the optimum)": cache["belady"], "as planned": cache["found"]}
@@ -273,7 +275,7 @@ def _passes(axes: "Axes", run: Mapping[str, Any]) -> None:
 
 
 def _stacked(axes: "Axes", names: Sequence[str], parts: Mapping[str, Sequence[float]]) -> None:
-    """Bars from the left, the first name on top."""
+    """Draw horizontal bars stacked from the left, with the first name on top."""
     left = [0.0] * len(names)
     places = [len(names) - 1 - k for k in range(len(names))]
     for (name, values), colour in zip(parts.items(), _SERIES, strict=False):
@@ -295,6 +297,6 @@ def _shortened(name: str) -> str:
 
 
 def _unit(nbytes: float) -> tuple[str, float]:
-    """A unit that suits so many bytes, and how many it has."""
+    """Return a unit that suits ``nbytes``, and the bytes it has."""
     unit = format_size(nbytes).rpartition(" ")[2]
     return unit, {"TB": 1e12, "GB": 1e9, "MB": 1e6, "KB": 1e3}.get(unit, 1.0)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page: one HTML file that asks for nothing beside itself, and reads as well with scripts off.
+"""The page of ``ooc report``: one HTML file that loads nothing else and is readable without scripts.
 
-Verdict and ranked tables come first, then the charts, the epoch drawn as planned and as measured, the plan's table, and
-at the end machine, versions and command: ``page.html`` says where what stands. The data of every chart is embedded as
-JSON (``ooc.report.page.figures`` says by which rule it is thinned).
+Verdict and ranked tables come first. Charts, the epoch as planned and as measured, and the plan's table follow, and at
+the end machine, versions and command; ``page.html`` sets this order. The data of every chart is embedded as JSON
+(``ooc.report.page.figures`` says how it is thinned).
 """
 
 import json
@@ -22,21 +22,21 @@ from ooc.report.runs import as_texts
 from ooc.sizes import format_size
 
 _TIMES = 8
-"""An epoch that is shorter by more would hardly be seen over the other one's seconds."""
+"""The ratio of two epochs' times above which each is drawn over its own seconds: one would hardly be visible."""
 _HIDDEN = ("contents", "first_epoch", "ooc_version", "store_facts")
 
 Run = Mapping[str, Any]
-"""What `figures` gives of one."""
+"""The result of `figures` for one run."""
 
 
 def write_report(paths: Sequence[Path], out: Path) -> None:
-    """Write the page of the runs at ``paths`` to ``out``. OptionError where that cannot be written; RunError for what
-    is no run, has no epoch, or is damaged."""
+    """Write the page of the runs at ``paths`` to ``out``; raise OptionError where it cannot be written, and RunError
+    for a path that is no run, or a run that has no epoch or is damaged."""
     write_text(out, page([figures(path) for path in paths]))
 
 
 def page(runs: Sequence[Run]) -> str:
-    """The page of ``runs``, as `figures` gives them."""
+    """Return the page of ``runs``, each a result of `figures`."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined)
@@ -66,7 +66,7 @@ def page(runs: Sequence[Run]) -> str:
 
 
 def described(run: Run) -> str:
-    """Model, graph and machine in a line."""
+    """Return one line with model, graph and machine."""
     graph, parts = run["graph"], []
     if run["model"]:
         parts.append(run["model"])
@@ -80,7 +80,7 @@ def described(run: Run) -> str:
 
 
 def tiles(run: Run) -> Iterator[tuple[str, str, float | None]]:
-    """The figures that come first, each with what it is, and a share to be drawn where it is one."""
+    """Yield the figures at the top: text, caption, and, for a figure that is a share, the share to draw."""
     medians, best = run["medians"], run["best"]
     yield format_duration(medians["time_s"]), "an epoch of training (median)", None
     if medians["time_s"]:
@@ -95,7 +95,7 @@ def tiles(run: Run) -> Iterator[tuple[str, str, float | None]]:
 
 
 def epoch_of(run: Run) -> dict[str, str] | None:
-    """The epoch as planned and as measured, over the same seconds, and how to look at it; None: neither is known."""
+    """Return the drawing of the planned and the measured epoch, and a hint on its use; None where neither is known."""
     found = {name: expand(run[name]) for name in ("planned", "measured") if run[name] is not None}
     if not found:
         return None
@@ -107,7 +107,7 @@ def epoch_of(run: Run) -> dict[str, str] | None:
         hint += " Each over seconds of its own: one is much shorter than the other."
     measured = run["measured"] or {}
     for use in measured.get("memory", ()):
-        if use["tier"] == "process" and use["bytes"]:  # what the system counts, beside what the plan does
+        if use["tier"] == "process" and use["bytes"]:  # counted by the system; the plan counts less
             took = format_size(max(use["bytes"]))
             hint += f" In this epoch the process took {took} of RAM at most, Python and torch included."
     titles = {"planned": "planned", "measured": f"measured, epoch {measured.get('epoch')}"}
@@ -116,19 +116,19 @@ def epoch_of(run: Run) -> dict[str, str] | None:
 
 
 def budget_of(run: Run) -> int:
-    """The memory that it might take, as far as anybody knows."""
+    """Return the run's memory budget in bytes, as far as it is known; 0 if not."""
     forecast = run["forecast"]
     given = 0 if forecast is None else forecast["gpu_budget_bytes"] + forecast["host_budget_bytes"]
     return int(given or run["config"].get("memory") or 0)
 
 
 def is_read_again(run: Run) -> bool:
-    """Whether something was read from the SSD oftener than an epoch needs it."""
+    """Whether any matrix was read more often than the epoch uses it."""
     return any(one["found_bytes"] + one["ssd_read_bytes"] > one["used_bytes"] for one in run["matrices"])
 
 
 def origin_of(run: Run) -> dict[str, Any]:
-    """When it was started on what machine, by which versions."""
+    """Return when the run was started, on which machine, and with which versions."""
     start, machine = run["start"], dict(run["start"]["machine"])
     machine["memory"] = format_size(machine.pop("memory_bytes"))
     found = {"run": run["run"], "started": start["time"], **machine, **start["versions"]}
@@ -138,5 +138,5 @@ def origin_of(run: Run) -> dict[str, Any]:
 
 
 def options_of(run: Run) -> dict[str, Any]:
-    """All that somebody might want to know."""
+    """Return the run's options, without those of no interest to readers."""
     return {name: value for name, value in run["config"].items() if name not in _HIDDEN}

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that a report shows of a run, as plain data: ``ooc report RUN --json`` prints it, and the page embeds it.
+"""All data that a report shows of a run: ``ooc report RUN --json`` prints it, and the page embeds it.
 
-Everything is read from the run's folder; what a run of an earlier version has not recorded is None, and named in
-``missing``. Curves have at most `MOST_EPOCHS` points: of longer runs every n-th epoch, with the first, the last and the
-best. What figures come to is in words: a verdict in a sentence, what took the time, and what would help most. What
-something would save is what it could save at most, by what was measured, and is called that: nothing is planned anew
-here (``ooc plan`` does that).
+Everything is read from the run's folder. Data that a run of an earlier version lacks is None, and named in ``missing``.
+Curves have at most `MOST_EPOCHS` points: of longer runs every n-th epoch, with the first, the last and the best.
+Conclusions are in words: a verdict in a sentence, what took the time, and what would help most. Savings are upper
+bounds by what was measured, and are called that: nothing is planned anew here (``ooc plan`` does that).
 """
 
 import json
@@ -35,14 +34,14 @@ _MEDIANS = ("time_s", "io_busy_s", "ssd_read_bytes", "ssd_write_bytes")
 
 
 def figures(path: Path) -> dict[str, Any]:
-    """Of the run at ``path``. RunError where there is none, or no epoch of it yet, or its files are damaged."""
+    """Return the figures of the run at ``path``; raise RunError where it is none, has no epoch yet, or is damaged."""
     run = RunFolder.open(path)
     records = run.records()
     if not records:
         raise RunError(f"{path} has finished no epoch yet; there is nothing to report")
     forecast, starts = run.read(FORECAST), run.starts()
     start = starts[-1] if starts else None
-    name = run.config.get("metric") or "score"  # of a run of an earlier version
+    name = run.config.get("metric") or "score"  # from a run of an earlier version
     metric = (start or {}).get("metric") or {"name": name, "higher_is_better": name not in FALLING}
     measured, planned = _timeline(run, TIMELINE), _timeline(run, PLANNED)
     best = best_record(records, rising=bool(metric["higher_is_better"]))
@@ -87,11 +86,11 @@ def _timeline(run: RunFolder, name: str) -> dict[str, Any] | None:
 
 
 def _model_and_graph(config: dict[str, Any]) -> dict[str, Any]:
-    """What the run's configuration says of them, None where it says nothing."""
+    """Return the run's model and graph according to its configuration, None where it does not say."""
     model, graph, facts = None, None, config.get("store_facts")
     if "model" in config:
         heads = f", {config['heads']} heads" if config.get("heads", 1) > 1 else ""
-        file, _, name = str(config["model"]).rpartition(":")  # of one's own, which may have none of these
+        file, _, name = str(config["model"]).rpartition(":")  # a model of the user's own may lack these options
         model = name if file else f"{name}, {config.get('layers')} layers of {config.get('hidden')}{heads}"
     if isinstance(facts, dict):
         names = ("num_nodes", "num_edges", "num_features", "num_classes")
@@ -119,12 +118,12 @@ def _curves(records: Sequence[EpochRecord], best: EpochRecord | None) -> dict[st
 
 
 def _waited_s(record: EpochRecord) -> float:
-    """How long training waited for the SSD; evaluations have waits of their own."""
+    """Return the seconds that training waited for the SSD, without the waits of evaluation."""
     return sum(item.wait_s for item in record.passes) if record.passes else min(record.io_wait_s, record.time_s)
 
 
 def _medians(records: Sequence[EpochRecord]) -> dict[str, float]:
-    """Of all epochs but the first, which fills the memory. Evaluations: of those epochs that have one."""
+    """Return medians over all epochs but the first, which fills the memory; ``eval_s`` is spread over all epochs."""
     steady = records[1:] or records
     found = {name: float(statistics.median(getattr(record, name) for record in steady)) for name in _MEDIANS}
     evaluated = [record.eval_s for record in steady if record.eval_s]
@@ -134,7 +133,7 @@ def _medians(records: Sequence[EpochRecord]) -> dict[str, float]:
 
 
 def _matrices(measured: dict[str, Any] | None, forecast: dict[str, Any] | None) -> list[dict[str, Any]] | None:
-    """Bytes that the recorded epoch moved, by matrix, with what each is; the busiest first."""
+    """Return the bytes that the recorded epoch moved, by matrix, each with its description; the busiest first."""
     if measured is None:
         return None
     sizes = {fate["matrix"]: fate["bytes"] for fate in (forecast or {}).get("fates", ())}
@@ -150,12 +149,12 @@ def _comparison(path: Path, forecast: dict[str, Any] | None) -> dict[str, Any] |
         return None
     try:
         return compare(path)
-    except RunError:  # gone on with, and no epoch finished since
+    except RunError:  # resumed, with no epoch finished since
         return None
 
 
 def _missing(found: dict[str, Any]) -> list[str]:
-    """What cannot be shown, and why."""
+    """Return lines on what cannot be shown, and why."""
     lines = []
     if found["forecast"] is None:
         lines.append("no forecast (plan.json): the run was trained by a version that kept none, or from Python")
@@ -176,23 +175,22 @@ def _missing(found: dict[str, Any]) -> list[str]:
 
 
 WAITING_SHARE = 0.1
-"""Of an epoch's time: one that waits longer for the SSD is bound by it, as passes are."""
+"""The share of its time that an epoch or a pass must wait for the SSD to count as held up by it."""
 _MOST, _HARDLY = 0.5, 0.005
-"""Of an epoch's time, likewise."""
+"""The shares of an epoch's time above which waiting bounds it, and below which waiting is next to nothing."""
 _EVERY = 5
-"""Epochs between two evaluations, where each is evaluated now."""
+"""The interval in epochs that is proposed to a run that evaluates every epoch."""
 _WORTH_SHARE = 0.01
-"""Of an epoch's time: what saves less is not worth a line."""
+"""The least share of an epoch's time that a suggestion must save to be listed."""
 
 
 def verdict(found: Mapping[str, Any]) -> str:
-    """What bounded the epoch, whether memory kept to its budgets, and how good the model has become."""
+    """Return a sentence on what bounded the epoch, whether memory kept to its budgets, and how good the model is."""
     return f"{_bound(found)}; {_memory(found)}; {_result(found)}."
 
 
 def compared(runs: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> str:
-    """Which run is the best by its score, or its loss where nothing was scored, and which the fastest; and whether all
-    kept to their budgets."""
+    """Return a sentence on the best run, by score or else by loss, on the fastest, and on the runs' budgets."""
     scored = [run["best"] is not None for run in runs]
     if all(scored) and len({run["metric"]["name"] for run in runs}) == 1:
         metric = runs[0]["metric"]
@@ -213,7 +211,7 @@ def compared(runs: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> str:
 def _extreme(
     labels: Sequence[str], values: Sequence[float], kind: str, what: str, form: str | None, *, rising: bool
 ) -> str:
-    """Who is first by ``values``, and the next one for comparison."""
+    """Return a clause that names the first run by ``values``, and compares it with the next."""
 
     def shown(value: float) -> str:
         return format_duration(value) if form is None else form.format(value)
@@ -226,7 +224,7 @@ def _extreme(
 
 
 def _bound(found: Mapping[str, Any]) -> str:
-    """By what of an epoch's time computing waited for the SSD: most of it, a good part, or hardly any."""
+    """Return a clause on what bounded the epoch, by the share of its time spent waiting for the SSD."""
     medians = found["medians"]
     time, wait = format_duration(medians["time_s"]), format_duration(medians["wait_s"])
     waited = medians["wait_s"] / medians["time_s"] if medians["time_s"] else 0.0
@@ -243,12 +241,12 @@ def _bound(found: Mapping[str, Any]) -> str:
 
 
 def _within_budget(found: Mapping[str, Any]) -> bool:
-    """Where no forecast tells the budget, nothing says otherwise."""
+    """Whether the run's memory kept to its budgets; True where no forecast says what they were."""
     return all(used <= budget for used, budget in used_of_budgets(found).values())
 
 
 def used_of_budgets(found: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """By where it is, the most memory in use and how much may be; on a CPU both budgets are of one memory."""
+    """Return the peak memory and its budget, in bytes, by place; on a CPU both budgets are one memory."""
     forecast, peaks = found["forecast"], found["peaks"]
     if forecast is None:
         return {}
@@ -282,7 +280,7 @@ def _result(found: Mapping[str, Any]) -> str:
 
 
 def rank(found: Mapping[str, Any], records: Sequence[EpochRecord]) -> list[dict[str, Any]]:
-    """What an epoch's seconds went to, the most first: passes, evaluation, and what lies between."""
+    """Return what an epoch's seconds went to, the most first: passes, evaluation, and the time between them."""
     steady = records[1:] or records
     counts = [len(record.passes) for record in steady]
     alike = [record for record, count in zip(steady, counts, strict=True) if count == statistics.mode(counts)]
@@ -310,12 +308,12 @@ def _row(what: str, time_s: float, wait_s: float, bound: str, name: str) -> dict
 
 
 def helps(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What would make an epoch shorter, and by how much at most; the most helpful first."""
+    """Return what would make an epoch shorter, and by how much at most, the most helpful first."""
     medians, forecast, config = found["medians"], found["forecast"], found["config"]
     wait_s, eval_s = medians["wait_s"], medians["eval_s"]
     rows = []
     fates = () if forecast is None else forecast["fates"]
-    spilled = float(sum(fate["bytes"] * fate["ssd"] / 100 for fate in fates))  # with so much more memory it would stay
+    spilled = float(sum(fate["bytes"] * fate["ssd"] / 100 for fate in fates))  # fits into so much more memory
     if wait_s and spilled:
         more = f"about {format_size(spilled)} more, and nothing waits on the SSD between two uses"
         rows.append(_help("more memory", wait_s, more))
@@ -323,7 +321,7 @@ def helps(found: Mapping[str, Any]) -> list[dict[str, Any]]:
         rows.append(_help("an SSD twice as fast", wait_s / 2, "the same plan waits half as long"))
     moved = [(one["ssd_read_bytes"], one["ssd_write_bytes"]) for one in found["matrices"] or ()]
     whole = sum(read + written for read, written in moved)
-    intermediate = sum(read + written for read, written in moved if written)  # what is written is read, too
+    intermediate = sum(read + written for read, written in moved if written)  # written matrices are read too
     narrowed = intermediate / whole if whole else 0.0
     if wait_s and narrowed and config.get("spill_dtype") == "float32":
         note = "half the bytes between passes; rounds them, so results change"
@@ -396,15 +394,15 @@ _PASSES = (
 
 
 def describe_matrix(name: str) -> str:
-    """``"z2"`` → ``"pre-activations of layer 2"``; one of unknown name is itself."""
+    """Return a matrix's description, as ``"pre-activations of layer 2"`` for ``"z2"``; an unknown ``name`` as it is."""
     if described := _described(name, _MATRICES):
         return described
-    described = _described(name.partition(".")[0], _MATRICES)  # a gradient that several stages add to is numbered, too
+    described = _described(name.partition(".")[0], _MATRICES)  # gradients summed over stages have a numeric suffix
     return f"{described}, {'so far' if name[0] == 'd' else 'computed again'}" if described else name
 
 
 def describe_pass(title: str) -> str:
-    """``"pull m3, slab by slab"`` → ``"aggregate over in-neighbours, layer 3"``; one of unknown title is itself."""
+    """Return a pass's description, ``"aggregate over in-neighbours, layer 3"`` for ``"pull m3"``, or else ``title``."""
     return _described(title, _PASSES, whole=False) or title
 
 
