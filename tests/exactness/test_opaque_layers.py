@@ -229,7 +229,8 @@ def test_tiles_of_many_edges_are_run_in_parts(
 def test_rows_that_do_not_reach_the_loss_are_left_out(name: str, tmp_path: Path) -> None:
     """In the order of hops from few training nodes, layers compute some of the rows, and results are PyG's."""
     store, data = in_hop_order(random_data(GraphCase(nodes=150, edges=200, unlabelled=144, seed=5)), tmp_path)
-    plan = assert_agrees(CASES[name], data, tmp_path, epochs=EPOCHS, store=store)
+    case = CASES[name] if name in MODELS else CustomCase(make=twice(LAYERS[name]))
+    plan = assert_agrees(case, data, tmp_path, epochs=EPOCHS, store=store)
     rows = {item.rows for item in plan.programs["train"]}
     assert name == "among others" or len(rows) > 2, "its norm takes all rows"
 
@@ -237,7 +238,7 @@ def test_rows_that_do_not_reach_the_loss_are_left_out(name: str, tmp_path: Path)
 def test_the_plan_says_so(tmp_path: Path) -> None:
     """Passes that run a layer as it is are named; what it scatters to is in memory whole."""
     store = store_of(random_data(ROUGH), tmp_path)
-    with make_trainer(CASES["an MLP on edges, mean"], store, tmp_path) as trainer:
+    with make_trainer(CustomCase(make=twice(MlpMessages)), store, tmp_path) as trainer:
         titles = [item.title for item in trainer.plan.programs["train"]]
         assert [title for title in titles if "general path" in title] == [
             "forward 1, general path",
