@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a conversion divides its memory, and whether memory and disk are enough, before it starts."""
+"""The division of a conversion's memory, and checks that memory and disk suffice, before it starts."""
 
 import os
 import shutil
@@ -40,11 +40,10 @@ _ID_BYTES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What is done to a source on its way to the store: edges, then features.
+    """Options of a conversion: for edges, then for features.
 
-    Edges: their reverse added, repetitions dropped, missing self-loops added. The reverse carries what the edge does.
-    Of repetitions that carry something the sum is kept, and a self-loop is its own reverse then. Added self-loops
-    carry ones.
+    Edges: add their reverse, drop duplicates, add missing self-loops. The reverse has the edge's data. Of duplicates
+    with data, the sum is kept, and a self-loop is then its own reverse. Added self-loops have the data 1.
     """
 
     symmetrize: bool
@@ -53,18 +52,17 @@ class Options:
     row_normalize: bool
     dtype: str
     sparse_features: bool = False
-    """Without their zeros."""
+    """Whether features are stored as sparse."""
     hold_out: HeldOut | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The sizes of a graph that a conversion's memory, disk and time depend on.
+    """The sizes of a graph on which a conversion's memory, disk and time depend.
 
-    ``packed_bytes``: of its files (0: as large as their arrays). ``resident_bytes``: what it holds in memory meanwhile;
-    ``prepare_bytes``: the disk it needs besides; ``edge_numbers``: how many numbers an edge carries;
-    ``feature_entries``: how many the features have, where they come without their zeros; ``feature_numbers``: how many
-    they are of all types, where there are several of nodes.
+    ``packed_bytes``: of its files (0: as large as their arrays). ``resident_bytes``: memory that it holds meanwhile;
+    ``prepare_bytes``: additional disk; ``edge_numbers``: numbers of data per edge; ``feature_entries``: entries of
+    sparse features; ``feature_numbers``: numbers of the features of all types in a heterogeneous graph.
     """
 
     name: str
@@ -83,8 +81,8 @@ class Sizes:
 
     @classmethod
     def of(cls, source: Source) -> Self:
-        """Those of a source that is opened; of one with types, as many nodes as all of them have, and edges that carry
-        as much as any."""
+        """Return the sizes of an opened source; for a heterogeneous one, the total of nodes, and the most edge data of
+        any type."""
         parts, edges = source.nodes_of.values(), source.edges_of.values()
         return cls(
             name=source.name,
@@ -120,7 +118,7 @@ class Sizes:
         return self.raw_edge_bytes + self.raw_feature_bytes + self.num_nodes * self.label_columns * 4
 
     def stored_feature_bytes(self, options: Options) -> int:
-        """Of features in a store; as much as with their zeros where nobody knows how many there are."""
+        """Return the bytes of features in a store; those of dense ones if the number of entries is unknown."""
         itemsize = np.dtype(options.dtype).itemsize
         if options.sparse_features and self.feature_entries is not None:
             return (4 + itemsize) * self.feature_entries + 8 * self.num_nodes
@@ -139,13 +137,14 @@ class Sizes:
         return 4 if self.num_nodes <= 2**31 else 8
 
     def edge_row_bytes(self, dtype: str) -> int:
-        """Of what an edge carries, in a store of this ``dtype`` and on the way there."""
+        """Return the bytes of an edge's data in a store of this ``dtype``, and during the conversion."""
         return self.edge_numbers * max(4, np.dtype(dtype).itemsize)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """What fits: keys sorted at once by each of some workers, edges and rows of features and labels at once."""
+    """A division of memory: keys that each worker sorts at once, edges at once, and rows of features and labels at
+    once."""
 
     sort_keys: int
     sort_workers: int = 1
@@ -155,12 +154,12 @@ class Shares:
 
 
 def budget_bytes_of(host_budget: int | str | None) -> int:
-    """The bytes of a host budget; where none is given, half of the memory that is available to this process now."""
+    """Return the bytes of a host budget; by default half of the memory that is available to this process now."""
     return available_memory_bytes() // 2 if host_budget is None else parse_size(host_budget, name="host budget")
 
 
 def least_budget_bytes(sizes: Sizes, *, ordering: bool = False) -> int:
-    """The least budget that does: what is resident, some room, and a few rows of features, of nodes or edges."""
+    """Return the least sufficient budget: resident memory, some room, and a few rows of features, of nodes or edges."""
     rows = _LEAST_FEATURE_ROWS * sizes.num_features * _FEATURE_BYTES
     edges = _LEAST_EDGES * sizes.edge_numbers * _EDGE_NUMBER_BYTES
     return _resident_bytes(sizes, ordering) + max(_FLOOR_BYTES, 4 * rows, 4 * edges)
@@ -172,14 +171,14 @@ def _resident_bytes(sizes: Sizes, ordering: bool) -> int:
 
 
 def cores() -> int:
-    """Cores that this process may run on, not more than help a conversion."""
+    """Return the cores that this process may use, up to the number that helps a conversion."""
     return min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
 
 
 def divide(sizes: Sizes, budget_bytes: int, *, ordering: bool = False) -> Shares:
-    """Shares of ``budget_bytes`` for a conversion, or for ``ordering`` the rows of a store.
+    """Return the division of ``budget_bytes`` for a conversion, or for ``ordering`` the rows of a store.
 
-    BudgetError, with the least that does, when it is too small.
+    BudgetError, with the least sufficient budget, when it is too small.
     """
     resident, least = _resident_bytes(sizes, ordering), least_budget_bytes(sizes, ordering=ordering)
     if budget_bytes < least:
@@ -199,9 +198,10 @@ def divide(sizes: Sizes, budget_bytes: int, *, ordering: bool = False) -> Shares
 
 
 def disk_bytes(sizes: Sizes, options: Options, *, ordered: bool) -> int:
-    """The most that a conversion has on the disk at a time: the store or, before it, the keys that are sorted into it.
+    """Return the most disk that a conversion takes at a time: the store or, before it, the keys that are sorted into
+    it.
 
-    ``ordered``: the store, and then all that once more, to write the store again in order.
+    ``ordered``: first the store, and then all that once more, to write the store again in order.
     """
     nodes, keys, sides = sizes.num_nodes, 2 * sizes.num_edges, 1 if options.symmetrize else 2
     entries, edge_row_bytes = keys // sides + nodes * options.self_loops, sizes.edge_row_bytes(options.dtype)
@@ -219,7 +219,8 @@ def disk_bytes(sizes: Sizes, options: Options, *, ordered: bool) -> int:
 
 
 def disk_bytes_for_order(store: Store) -> int:
-    """The same for ordering the rows of ``store``: the store again, or the keys of one direction before."""
+    """Return the most disk for ordering the rows of ``store``: the store again, or before that the keys of one
+    direction."""
     sizes = {name: store.array(name).num_chunks * store.array(name).chunk_bytes for name in store.arrays()}
     rows = sum(size for name, size in sizes.items() if not name.startswith(("in/", "out/", f"{EDGES}/")))
     carried = max(sum(array.row_bytes for array in store.edge_data(f"{one.group}in")) for one in store.parts.edges)
@@ -229,7 +230,7 @@ def disk_bytes_for_order(store: Store) -> int:
 
 
 def _stored(rows: int, row_bytes: int) -> int:
-    """Bytes of an array's chunk files, padding included, and of their checksums."""
+    """Return the bytes of an array's chunk files, including padding, and of their checksums."""
     height = chunk_rows(rows, row_bytes)
     return -(-rows // height) * (height * row_bytes + _CHECKSUM_BYTES)
 
@@ -237,7 +238,7 @@ def _stored(rows: int, row_bytes: int) -> int:
 def describe_demand(
     target: str | Path, disk_bytes: int, disk_free_bytes: int, least_memory_bytes: int, memory_bytes: int
 ) -> list[str]:
-    """What it takes to write ``target``, beside what there is, in lines."""
+    """Return lines that describe what writing ``target`` takes, and what is available."""
     missing, disk, free = disk_bytes - disk_free_bytes, format_size(disk_bytes), format_size(disk_free_bytes)
     room = f", {format_size(missing)} too little" if missing > 0 else ""
     short = "" if memory_bytes >= least_memory_bytes else ": too little"
@@ -248,7 +249,7 @@ def describe_demand(
 
 
 def check_disk(work: str, need: int, folder: Path) -> None:
-    """BudgetError when ``folder``'s disk has no room for ``need`` bytes."""
+    """Raise BudgetError when ``folder``'s disk has no room for ``need`` bytes."""
     have = shutil.disk_usage(folder).free
     if need > have:
         raise BudgetError(
@@ -258,7 +259,7 @@ def check_disk(work: str, need: int, folder: Path) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """SourceError when nothing can be made in ``folder``."""
+    """Raise SourceError when ``folder`` is not writable."""
     if not folder.is_dir():
         raise SourceError(f"the output folder {folder} does not exist")
     if not os.access(folder, os.W_OK | os.X_OK):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``convert``: a source becomes a store, or an error says why not and nothing is left behind.
 
-Stages leave marks in a journal: killed or cancelled, the same conversion goes on (see ``output``).
+Completed stages are recorded in a journal: after a kill or cancellation, the same conversion resumes (see ``output``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -74,26 +74,25 @@ def convert(
     ``{"nodes": …, "edges": …}`` of pandas or polars frames, a networkx graph, or a sparse matrix of scipy. ``out``
     defaults to NAME.ooc in the current folder.
 
-    ``format``: what the source is, instead of finding out. ``symmetrize``: add each edge's reverse (None: as is
-    usual for the format). ``drop_duplicates``: of edges between the same two nodes keep one (None: as is usual
-    for the format, or if ``symmetrize`` is given just when it is true). ``row_normalize``: PyG's NormalizeFeatures.
-    ``self_loops``: add one to each node that has none. ``dtype`` of the features, and the ``feature_form`` that
-    they are kept in: ``"dense"``, ``"sparse"`` (without their zeros), or ``"auto"``: sparse where that takes an eighth
-    at most. ``split``: the column of
-    two-dimensional masks, or ``"random[:SEED]"``. ``order`` of the rows: ``"none"`` (as in the source) or
-    ``"hop"`` (see ``ooc.conversion.order``). ``host_budget``: bytes to work in (default: half of what is
-    available). ``drop_edge_data``: convert without the weights or features that edges have. ``hold_out_links``:
-    shares of the edges to leave out for validation and testing, ``"0.05,0.1"`` or with a seed ``"0.05,0.1,7"``; they go
-    to NAME.links.npz beside ``out`` (see ``docs/links.md``). ``columns``: what a
-    column of a table is, by its name, where it would be taken for something else: id, feature, label, split, train,
-    val, test, src, dst, weight or ignore. ``inputs``: of PyG's data, what models are given of each node beside ``x``,
-    by name (``"pos"``); it lies behind ``x`` in the store's features. ``force``: replace an existing store.
-    ``on_cancel``: whether Ctrl-C keeps the work so far (``"keep"``) or removes it (``"remove"``). ``reading``: options
-    of single formats (``READING_OPTIONS``); ``features=`` and ``labels=`` may be arrays.
+    ``format``: the source's format, instead of recognising it. ``symmetrize``: add each edge's reverse (None: the
+    format's default). ``drop_duplicates``: keep one of several edges between the same two nodes (None: the format's
+    default, or, if ``symmetrize`` is given, the same as that). ``row_normalize``: PyG's NormalizeFeatures.
+    ``self_loops``: add one to each node that has none. ``dtype`` of the features, and the ``feature_form`` in which
+    they are stored: ``"dense"``, ``"sparse"``, or ``"auto"``: sparse where that takes at most an eighth. ``split``: the
+    column of two-dimensional masks, or ``"random[:SEED]"``. ``order`` of the rows: ``"none"`` (as in the source) or
+    ``"hop"`` (see ``ooc.conversion.order``). ``host_budget``: bytes to work in (default: half of what is available).
+    ``drop_edge_data``: convert without the edges' weights and features. ``hold_out_links``: shares of the edges to
+    leave out for validation and testing, ``"0.05,0.1"`` or with a seed ``"0.05,0.1,7"``; they are written to
+    NAME.links.npz beside ``out`` (see ``docs/links.md``). ``columns``: roles of tables' columns by name, where the
+    recognised role is wrong: id, feature, label, split, train, val, test, src, dst, weight or ignore. ``inputs``: names
+    of further node attributes of PyG's data that models are given beside ``x`` (``"pos"``); they are stored after ``x``
+    in the features. ``force``: replace an existing store. ``on_cancel``: whether Ctrl-C keeps the work so far
+    (``"keep"``) or removes it (``"remove"``). ``reading``: options of single formats (``READING_OPTIONS``);
+    ``features=`` and ``labels=`` may be arrays.
 
-    Raises SourceError, BudgetError, OptionError or StoreError, each with one line. Until the end everything
-    is in ``out`` + ``.partial``. An error removes that; a conversion that was killed, or cancelled and kept,
-    goes on there when it is called again with the same source and options, to the same bytes.
+    Raises SourceError, BudgetError, OptionError or StoreError, each with one line. Until the end everything is in
+    ``out`` + ``.partial``. An error removes that. A conversion that was killed, or cancelled and kept, resumes there
+    when it is called again with the same source and options, and gives the same bytes.
     """
     check_choice("dtype", dtype, _DTYPES)
     check_choice("feature_form", feature_form, _FEATURE_FORMS)
@@ -166,7 +165,7 @@ def chosen_options(
     dtype: str,
     **others: Any,
 ) -> Options:
-    """What the caller chose, or, where that is None, what is usual for the format."""
+    """Return the caller's options, with the format's defaults where they are None."""
     both_ways = graph.symmetrize if symmetrize is None else symmetrize
     usual = both_ways if symmetrize is not None or graph.drop_duplicates is None else graph.drop_duplicates
     once = usual if drop_duplicates is None else drop_duplicates
@@ -186,7 +185,10 @@ def chosen_options(
 
 
 def _shares(graph: Source, budget_bytes: int, *, ordered: bool) -> list[Shares]:
-    """For writing the store and for ordering its rows, which has the budget without what the source goes on holding."""
+    """Return the divisions of memory for writing the store and for ordering its rows.
+
+    The latter has the budget without what the source holds.
+    """
     sizes = Sizes.of(graph)
     twice = replace(sizes, num_edges=2 * sizes.num_edges)
     return [divide(sizes, budget_bytes), *([divide(twice, budget_bytes, ordering=True)] if ordered else [])]
@@ -195,7 +197,7 @@ def _shares(graph: Source, budget_bytes: int, *, ordered: bool) -> list[Shares]:
 def _fill(
     graph: Source, work: Workplace, *, name: str, options: Options, ordered: bool, budget: int, links: Path
 ) -> None:
-    """Write the store, or what an earlier process left to be written of it; ``links``: the file of those held out."""
+    """Write the store, or the rest of it after an earlier process; ``links``: the file of held-out links."""
     if graph.prepare is not None:
         (prepared := work.scratch / "prepared").mkdir(parents=True, exist_ok=True)
         graph = graph.prepare(prepared, work.listener)
@@ -217,7 +219,7 @@ def _fill(
 
 
 def _write(graph: Source, store: Path, work: Workplace, *, name: str, options: Options, shares: Shares) -> None:
-    """Write all of ``graph`` to the folder ``store``, rows as they are."""
+    """Write all of ``graph`` to the folder ``store``, with rows in the source's order."""
     labelled = graph.labelled_type
     folder = store / of_nodes(labelled, "")
     labels = write_labels(graph, folder, dtype=options.dtype, block_rows=shares.label_rows, journal=work.journal)

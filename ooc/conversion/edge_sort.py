@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sort more edges than fit memory: packed into 64-bit keys, spread over bucket files by key range,
-and each bucket sorted in memory. What edges carry goes with them, in records that begin with the key.
+"""A sort of more edges than fit in memory.
 
-A key is ``row << bits | column``, so key order is CSR order. A bucket that is too large is spread again
-over the range its keys really have: that splits hub rows too, whose keys differ in the column only. A
-bucket of one repeated key needs no sorting at all. So any multiset of keys sorts within the capacity. Edges that carry
-something keep the order they came in where their keys are equal; without, equal keys are all the same.
+Edges are packed into 64-bit keys, distributed to bucket files by ranges of keys, and each bucket is sorted in memory.
+Edge data is sorted with them, in records that begin with the key. A key is ``row << bits | column``, so key order is
+CSR order. A bucket that is too large is distributed again over the range of its keys. That also divides hub rows, whose
+keys differ in the column only. A bucket of one repeated key needs no sorting. So any multiset of keys sorts within the
+capacity. Edges with data keep their order where keys are equal; without data, equal keys are indistinguishable.
 
-Buckets that are done spreading are data (:class:`Bucket`): a process that finds a list of them, in ascending order,
-and their files, can sort them, and does not change them by that.
+Complete buckets are plain data (:class:`Bucket`): a process that finds a list of them, in ascending order, with their
+files, can sort them, and does not change them by that.
 """
 
 from collections import deque
@@ -28,12 +28,12 @@ from ooc.threads import Threads
 KEY_BYTES = 8
 _FAN_OUT = 128  # A part's number must fit a byte.
 _ORDER_BYTES = 24
-"""Of memory for each key that is sorted with what it carries: the key by itself, its old place, numpy's workspace."""
+"""Bytes of memory for each key that is sorted with data: the key by itself, its old place, numpy's workspace."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """``count`` edges of keys from ``least`` to ``largest`` in a file, in any order; no other bucket has keys
+    """``count`` edges with keys from ``least`` to ``largest`` in a file, in any order; no other bucket has keys
     between."""
 
     file: str
@@ -43,12 +43,13 @@ class Bucket:
 
 
 def sort_bytes(value_bytes: int) -> int:
-    """Of memory for each key of a buffer of the sort, where each carries ``value_bytes``."""
+    """Return the bytes of memory for each key in a sort buffer, with ``value_bytes`` of data."""
     return KEY_BYTES + (value_bytes + _ORDER_BYTES if value_bytes else 0)
 
 
 class Spreader:
-    """Spreads edges over files in ``folder``, which must not exist, by equal ranges of keys of [``low``, ``high``]."""
+    """A writer that distributes edges to new files in ``folder``, by equal ranges of the keys in [``low``,
+    ``high``]."""
 
     def __init__(self, folder: Path, *, low: int, high: int, parts: int, prefix: str = "") -> None:
         self._low = low
@@ -60,7 +61,7 @@ class Spreader:
         folder.mkdir(parents=True, exist_ok=bool(prefix))
 
     def add(self, edges: Edges) -> None:
-        """Take ``edges``, which carry all the same or nothing."""
+        """Add ``edges``, all with the same kind of data or none."""
         part_of = ((keys_of(edges) - np.uint64(self._low)) >> np.uint64(self._shift)).astype(np.uint8)
         for part, piece in self._files.add(edges, part_of):
             keys = keys_of(piece)
@@ -68,7 +69,7 @@ class Spreader:
             self._largest[part] = max(self._largest[part], int(keys.max()))
 
     def close(self) -> list[Bucket]:
-        """Close the files; what they hold, ascending."""
+        """Close the files; return their buckets in ascending order."""
         self._files.close()
         return [
             Bucket(self._files.path(part).name, count, self._least[part], self._largest[part])
@@ -78,12 +79,13 @@ class Spreader:
 
 
 def parts_for(keys: int, capacity: int) -> int:
-    """Into how many buckets to spread ``keys``: twice as many as needed if even, real graphs are not."""
+    """Return the number of buckets for ``keys``: twice as many as an even distribution needs, since graphs are
+    uneven."""
     return 1 if keys <= capacity else max(2, min(_FAN_OUT, 2 * -(-keys // capacity)))
 
 
 class _Buffer:
-    """Room for the edges of a bucket, and the order that they were found to have, where they were not put in it."""
+    """Memory for the edges of a bucket, and their order, where they are not sorted in place."""
 
     def __init__(self, size: int, dtype: np.dtype[Any]) -> None:
         self._edges: Edges = np.empty(size, dtype=dtype)
@@ -101,7 +103,7 @@ class _Buffer:
             self._order = np.argsort(keys_of(edges), kind="stable")
 
     def runs(self, block: int) -> Iterator[Edges]:
-        """The edges in order: all at once where they carry nothing, else put together ``block`` at a time."""
+        """Yield the edges in order: all at once without data, else ``block`` at a time."""
         edges = self._edges[: self._count]
         if self._order is None:
             yield edges
@@ -112,10 +114,10 @@ class _Buffer:
 
 
 class Sorter:
-    """Sorts ``buckets`` of edges of the type ``dtype`` in ``folder``, which stay there, with at most ``capacity`` edges
-    a buffer, ``workers`` + 1 buffers.
+    """A sort of ``buckets`` of edges of type ``dtype`` in ``folder``, which are left there.
 
-    While spreading again it holds a few times ``block`` edges besides.
+    It has ``workers`` + 1 buffers of at most ``capacity`` edges. While distributing again it holds a few times
+    ``block`` edges besides.
     """
 
     def __init__(
@@ -138,7 +140,7 @@ class Sorter:
         self._reading: dict[Bucket, tuple[Future[None], _Buffer]] = {}
 
     def runs(self) -> Generator[Edges]:
-        """All edges ascending, in runs. A run may be a view that later ones overwrite."""
+        """Yield all edges in ascending order, in runs. A run may be a view that later ones overwrite."""
         size = min(self._capacity, max((bucket.count for bucket in self._waiting), default=0))
         # Taken once, and used in turn: memory does not depend on when freed buffers are given back.
         self._buffers = [_Buffer(size, self._dtype) for _ in range(self._workers + 1)]
@@ -170,7 +172,7 @@ class Sorter:
         return Records(self._folder / bucket.file, bucket.count, self._dtype)
 
     def _read_ahead(self, pool: Threads) -> None:
-        """Have the next buckets read and sorted, as many as there are buffers for."""
+        """Start reading and sorting the next buckets, as many as there are buffers for."""
         for bucket in self._waiting:
             if not self._buffers or bucket.count > self._capacity:
                 break

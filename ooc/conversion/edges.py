@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edges as they are sorted: a key each, row and column in 64 bits, and with it what the edge carries, a weight,
-features, or both, as a record in the types of the store. Then on their way from the sort to the store: cut, without
-repetitions, with self-loops added.
+"""Edges as they are sorted, and their way from the sort to the store.
 
-Records go as a whole through the sort on disk (``edge_sort``). For D bytes that an edge carries that moves, in each
-direction, 8 + D bytes to the buckets, 8 + D back and D to the store, all in sequence. To sort edge numbers instead and
-fetch by them would save none of that: 16 bytes an edge to and from the buckets, and then D bytes from any place of the
-source, for which a disk reads 4096 (or, as a second sort by place, 8 + D there and back again).
+An edge is a 64-bit key of row and column. With data (a weight, features, or both) it is a record that begins with the
+key, in the dtypes of the store. After the sort, runs of edges are divided, duplicates dropped, and self-loops added.
+
+Records pass through the sort on disk as a whole (``edge_sort``). With D bytes of data per edge, each direction writes 8
++ D bytes to the buckets, reads 8 + D, and writes D to the store, all in sequence. Sorting edge numbers instead and
+fetching the data by them would not save anything: 16 bytes per edge to and from the buckets, and then D bytes from any
+place of the source, for which a disk reads 4096 (or, as a second sort by place, 8 + D there and back).
 
 N nodes, E edges, F features of an edge, n edges of a block.
 """
@@ -28,28 +29,28 @@ from ooc.storage.store import EDGE_FEATURES, EDGE_WEIGHT, Store
 
 Keys = npt.NDArray[np.uint64]
 Edges = npt.NDArray[Any]
-"""Edges [n]: where they carry nothing their keys, else records of a `ValueForm`. Those of a run ascend by their keys,
-and where these are equal are in the source's order."""
+"""Edges [n]: keys without data, else records of a `ValueForm`. Those of a run ascend by key; equal keys are in the
+source's order."""
 KEY = "key"
 _WINDOW_ROWS = 1 << 18
 
 
 def keys_of(edges: Edges) -> Keys:
-    """The keys of ``edges``, side by side."""
+    """Return the keys of ``edges`` as a contiguous array."""
     return edges if edges.dtype.names is None else np.ascontiguousarray(edges[KEY])
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValueForm:
-    """What edges carry, nothing where there are no ``columns``: of each array, its type and F (None: one number an
-    edge, [E])."""
+    """The form of edge data, none without ``columns``: for each array its name, dtype and F (None: one number per edge,
+    [E])."""
 
     columns: tuple[tuple[str, str, int | None], ...] = ()
 
     @classmethod
     def of_source(cls, source: RelationSource, dtype: str) -> "ValueForm":
-        """How edge data of ``source`` is stored beside features of ``dtype``: in that, weights in float32 at the
-        least."""
+        """Return the form in which edge data of ``source`` is stored beside features of ``dtype``: that dtype, weights
+        at least float32."""
         columns: list[tuple[str, str, int | None]] = []
         if source.has_edge_weight:
             columns.append((EDGE_WEIGHT, "float32" if dtype == "float16" else dtype, None))
@@ -59,24 +60,24 @@ class ValueForm:
 
     @classmethod
     def of_store(cls, store: Store, direction: str = "in") -> "ValueForm":
-        """As ``store`` has them."""
+        """Return the form of edge data in ``store``."""
         arrays = store.edge_data(direction)
         widths = [array.shape[1] if len(array.shape) == 2 else None for array in arrays]
         return cls(columns=tuple((a.path.name, a.dtype.name, width) for a, width in zip(arrays, widths, strict=True)))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The arrays, in order."""
+        """The names of the arrays, in order."""
         return tuple(name for name, _, _ in self.columns)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of an edge."""
+        """The dtype of an edge."""
         fields = [(name, kind, () if width is None else (width,)) for name, kind, width in self.columns]
         return np.dtype([(KEY, np.uint64), *fields] if fields else np.uint64)
 
     def ones(self, keys: Keys) -> Edges:
-        """Edges of these ``keys``, which carry ones until something else is put there."""
+        """Return edges with these ``keys``, whose data is 1."""
         if not self.columns:
             return keys
         edges: Edges = np.empty(len(keys), dtype=self.dtype)
@@ -86,8 +87,10 @@ class ValueForm:
         return edges
 
     def records(self, data: EdgeData, count: int, first: int) -> Edges:
-        """``data`` of the ``count`` edges from ``first`` on, whose keys are still to be put in; SourceError where a
-        number is none or does not fit."""
+        """Return records of ``data`` of the ``count`` edges from ``first`` on, whose keys are still to be filled in.
+
+        SourceError for a number that is not finite or does not fit the dtype.
+        """
         found: Edges = np.empty(count, dtype=self.dtype)
         given = data._asdict()
         for name, kind, width in self.columns:
@@ -107,7 +110,7 @@ class ValueForm:
         return found
 
     def whole_columns(self) -> "dict[str, WholeColumns]":
-        """Of each array that would round whole numbers in float64, by its name in `EdgeData`."""
+        """Return a check of integers that float64 would round, for each array, by its name in `EdgeData`."""
         return {
             name.removeprefix("edge_"): WholeColumns(width or 1, partial(_number_of, name))
             for name, kind, width in self.columns
@@ -115,7 +118,7 @@ class ValueForm:
         }
 
     def wide(self, edges: Edges) -> npt.NDArray[np.float64]:
-        """The numbers that ``edges`` [n] carry in double precision [n, numbers of an edge]."""
+        """Return the data of ``edges`` [n] in double precision [n, numbers of an edge]."""
         columns = [edges[name].reshape(len(edges), -1) for name in self.names]
         return np.concatenate(columns, axis=1, dtype=np.float64)
 
@@ -131,14 +134,16 @@ def _check_finite(stored: AnyArray, given: AnyArray, name: str, kind: str, first
 
 
 def _number_of(name: str, edge: int, column: int = 0) -> str:
-    """What messages call a number that an edge carries."""
+    """Return the name of a number of an edge's data for messages."""
     return f"the {'weight' if name == EDGE_WEIGHT else f'feature {column}'} of edge {edge}"
 
 
 @dataclass(frozen=True)
 class KeyForm:
-    """How an edge among ``nodes`` nodes is packed: row and column in ``bits`` bits each. ``height``: how many rows
-    there are, where they are nodes of another type than columns."""
+    """The form of keys of edges among ``nodes`` nodes: row and column in ``bits`` bits each.
+
+    ``height``: the number of rows, where these are nodes of another type than columns.
+    """
 
     nodes: int
     height: int | None = None
@@ -156,7 +161,7 @@ class KeyForm:
         return (self.nodes - 1) << self.bits | (self.nodes - 1)
 
     def pack(self, rows: npt.NDArray[np.int64], columns: npt.NDArray[np.int64]) -> Keys:
-        """Keys of the edges, a new array; ids must be in range."""
+        """Return keys of the edges, a new array; ids must be in range."""
         keys = rows.astype(np.uint64)
         keys <<= np.uint64(self.bits)
         keys |= columns.view(np.uint64)
@@ -169,19 +174,19 @@ class KeyForm:
         return (keys & np.uint64((1 << self.bits) - 1)).view(np.int64)
 
     def loops(self, start: int, stop: int) -> Keys:
-        """The keys of the self-loops of nodes ``start:stop``."""
+        """Return the keys of the self-loops of nodes ``start:stop``."""
         return np.arange(start, stop, dtype=np.uint64) * np.uint64((1 << self.bits) + 1)
 
 
 def cut(runs: Iterable[Edges], size: int) -> Iterator[Edges]:
-    """The same edges in views of at most ``size``, so that what is derived from a run stays small."""
+    """Yield the same edges in views of at most ``size``, so that arrays derived from them stay small."""
     for run in runs:
         for start in range(0, len(run), size):
             yield run[start : start + size]
 
 
 def distinct(runs: Iterable[Edges]) -> Iterator[Edges]:
-    """Ascending keys without repetitions, of edges that carry nothing."""
+    """Yield ascending keys without duplicates, of edges without data."""
     last: int | None = None
     for keys in runs:
         if not len(keys):
@@ -192,10 +197,10 @@ def distinct(runs: Iterable[Edges]) -> Iterator[Edges]:
 
 
 def merged(runs: Iterable[Edges], form: ValueForm, keys_form: KeyForm) -> Iterator[Edges]:
-    """Each key once, with the sum of what its edges carry, as PyG's ``coalesce`` has it by default.
+    """Yield each key once, with the sum of its edges' data, as PyG's ``coalesce`` does by default.
 
-    Summed in double precision, one after another in the source's order, so that no cut changes a bit.
-    SourceError where a sum does not fit the type it is stored in.
+    Sums are in double precision, in the source's order, so that the division into runs changes no bit. SourceError
+    where a sum does not fit its stored dtype.
     """
     # The last key, of which more may come, and its sums [1, numbers].
     held: tuple[int, npt.NDArray[np.float64]] | None = None
@@ -237,7 +242,7 @@ def _narrowed(keys: Keys, sums: npt.NDArray[np.float64], form: ValueForm, keys_f
 
 
 def _fresh(keys: Keys, last: int | None) -> npt.NDArray[np.bool_]:
-    """Which ``keys`` differ from the one before; ``last``: before the first."""
+    """Return which ``keys`` differ from the one before; ``last``: the key before the first."""
     fresh = np.empty(len(keys), dtype=np.bool_)
     fresh[0] = last is None or int(keys[0]) != last
     np.not_equal(keys[1:], keys[:-1], out=fresh[1:])
@@ -245,7 +250,7 @@ def _fresh(keys: Keys, last: int | None) -> npt.NDArray[np.bool_]:
 
 
 def with_self_loops(runs: Iterable[Edges], form: KeyForm, values: ValueForm) -> Iterator[Edges]:
-    """``runs`` and, between their edges, a self-loop for every node that has none, with ones as in PyG's
+    """Yield ``runs`` with a self-loop added for every node that has none, with data 1, as PyG's
     add_remaining_self_loops."""
     node = 0  # The first still to be seen to.
     for run in chain(filter(len, runs), [values.ones(np.empty(0, dtype=np.uint64))]):
@@ -263,7 +268,7 @@ def with_self_loops(runs: Iterable[Edges], form: KeyForm, values: ValueForm) -> 
 
 
 def _with_loops(run: Edges, loops: Keys, values: ValueForm) -> Edges:
-    """``run`` with those of the ``loops`` that it lacks."""
+    """Return ``run`` with those of the ``loops`` that it lacks."""
     keys = keys_of(run)
     at = np.searchsorted(keys, loops)
     lacking = np.ones(len(loops), dtype=np.bool_)

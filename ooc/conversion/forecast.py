@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a conversion will take: stages, bytes read and written, disk, memory and time, before it begins.
+"""The forecast of a conversion: stages, bytes read and written, disk, memory and time, before it begins.
 
-From a source that was opened, or, where the files are not here, from what is known of a published dataset; and from
-how fast the disk is.
-N nodes, E edges, F features.
+It is made from an opened source or, where the files are not present, from what is known of a published dataset, and
+from the speed of the disk. N nodes, E edges, F features.
 """
 
 from collections.abc import Iterator
@@ -22,8 +21,11 @@ _PACKED_SHARE = 0.98  # Files smaller than that share of their arrays must be in
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Bytes a second of the disk; of one core, by default as one of a few years ago has it: bytes a second of inflating
-    ids and floats, and of checking and casting; keys a second of spreading over buckets, and of sorting a bucket."""
+    """Rates of the disk in bytes a second, and of one core, by default one that is a few years old.
+
+    A core's rates are bytes a second of inflating ids and floats, and of checking and casting; keys a second of
+    distributing over buckets, and of sorting a bucket.
+    """
 
     read_bytes_per_s: float
     write_bytes_per_s: float
@@ -34,7 +36,7 @@ class Rates:
 
 
 def sizes_of_dataset(dataset: Dataset) -> Sizes:
-    """What is known of a published dataset without its files."""
+    """Return the known sizes of a published dataset."""
     return Sizes(
         name=dataset.name,
         num_nodes=dataset.nodes,
@@ -71,7 +73,7 @@ class Forecast:
 
 
 def forecast(sizes: Sizes, rates: Rates, options: Options, *, ordered: bool) -> Forecast:
-    """An estimate, from above where duplicates are dropped: how many there are is not known before."""
+    """Return the forecast, an upper bound where duplicates are dropped, since their number is not known before."""
     stages = tuple(_stages(sizes, rates, options, ordered))
     return Forecast(
         stages=stages,
@@ -90,7 +92,7 @@ def _stages(sizes: Sizes, rates: Rates, options: Options, ordered: bool) -> Iter
     stored_features = sizes.stored_feature_bytes(options)
 
     def stage(name: str, read: int, written: int, *threads: float) -> Stage:
-        """The disk's seconds, or those of the busiest thread: they work at the same time."""
+        """Return a stage, whose seconds are those of the disk or of the busiest thread, which work at the same time."""
         disk = read / rates.read_bytes_per_s + written / rates.write_bytes_per_s
         return Stage(name=name, read_bytes=read, written_bytes=written, seconds=max(disk, *threads))
 

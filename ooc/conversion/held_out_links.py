@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edges that are left out of a store, as links to score a model by: PyG's RandomLinkSplit, but for exact counts.
+"""Edges that are left out of a store, as links to score a model by: PyG's RandomLinkSplit, except for exact counts.
 
-Which ones, a hash of an edge's two ends says, and of a seed: both directions of an edge and its repetitions go
-together, nothing has to be held to choose them, and so many are held out on average. Self-loops stay. Of a graph with
-types they are edges of one type, and those of its reverse with them; where nodes are of one type, of all types at once.
+A hash of an edge's two ends and of a seed selects them. Both directions of an edge and its duplicates go together, no
+memory is needed to choose them, and the shares hold on average. Self-loops stay. In a heterogeneous graph they are
+edges of one type, with those of its reverse type; where nodes have one type, of all edge types at once.
 
 n edges of a block, E edges held out.
 """
@@ -25,13 +25,15 @@ from ooc.storage.types import EdgeType
 
 _SPLITS = ("valid", "test")
 _BYTES_PER_LINK = 96
-"""While they are sorted, and written to memory as a file."""
+"""Bytes per link while links are sorted and written."""
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The shares of edges that are held out for validation and for testing, chosen by a ``seed``; of a graph with types
-    those of ``edge_type``, and of edges of type ``reverse`` those that are theirs the other way round."""
+    """The shares of edges held out for validation and testing, chosen by a ``seed``.
+
+    In a heterogeneous graph these are edges of ``edge_type``, and their reverses among the edges of type ``reverse``.
+    """
 
     valid: float
     test: float
@@ -41,8 +43,8 @@ class HeldOut:
 
     @classmethod
     def parse(cls, text: str) -> "HeldOut":
-        """``0.05,0.1``, ``0.05,0.1,7``, ``0.05,0.1:user,rates,movie`` or ``0.05,0.1:user,rates,movie:rated_by``.
-        OptionError for anything else."""
+        """Return the shares in ``0.05,0.1``, ``0.05,0.1,7``, ``0.05,0.1:user,rates,movie`` or
+        ``0.05,0.1:user,rates,movie:rated_by``; raise OptionError for anything else."""
         shares, colon, kinds = text.partition(":")
         kind, _, reverse = kinds.partition(":")
         parts, ends = shares.split(","), kind.split(",")
@@ -60,7 +62,7 @@ class HeldOut:
         return replace(found, edge_type=edge_type, reverse=other)
 
     def check(self, source: Source) -> None:
-        """OptionError where the graph has no such edges, or is not told which."""
+        """Raise OptionError where the graph has no such edges, or the edge type is missing."""
         if source.graph_offsets is not None:
             which = "many graphs, none of whose links are held out"
             raise OptionError(f"{source.name} has {which}; leave out hold_out_links=")
@@ -80,7 +82,7 @@ class HeldOut:
         targets: npt.NDArray[Any],
         kept: npt.NDArray[np.bool_] | None,
     ) -> npt.NDArray[np.bool_] | None:
-        """Which edges of a type stay [n], of those that are ``kept``; None: all of them."""
+        """Return which edges of a type stay [n], among those ``kept`` so far; None: all of them."""
         if self.edge_type in (None, relation):
             stay = self.of(sources, targets) < 0
         elif relation == self.reverse:
@@ -90,7 +92,7 @@ class HeldOut:
         return stay if kept is None else kept & stay
 
     def of(self, sources: npt.NDArray[Any], targets: npt.NDArray[Any]) -> npt.NDArray[np.int8]:
-        """Which split edges are held out for [n]: 0 validation, 1 testing; -1: none."""
+        """Return the split for which edges are held out [n]: 0 validation, 1 testing; -1: none."""
         within = self.edge_type is None or self.edge_type.within_type
         ends = (np.minimum(sources, targets), np.maximum(sources, targets)) if within else (sources, targets)
         low, high = (np.asarray(end, dtype=np.uint64) for end in ends)
@@ -102,8 +104,10 @@ class HeldOut:
         return found
 
     def write(self, source: Source, out: Path, *, undirected: bool, block_edges: int, budget_bytes: int) -> None:
-        """``valid`` and ``test`` [2, E], heads above tails, by the ids of the source, into the file ``out``;
-        ``undirected``: each pair once. Of several types of edges [3, E], their numbers between heads and tails."""
+        """Write ``valid`` and ``test`` [2, E], heads above tails, by the ids of the source, to the file ``out``.
+
+        ``undirected``: each pair once. With several edge types [3, E], with their numbers between heads and tails.
+        """
         edges = [found for one, found in source.edges_of.items() if self.edge_type in (None, one)]
         types = [*source.nodes_of] * 2 if self.edge_type is None else [self.edge_type.source, self.edge_type.target]
         called = {kind: source.nodes_of[kind] for kind in types if source.nodes_of[kind].ids is not None}
@@ -135,7 +139,7 @@ class HeldOut:
 
 
 def _ids(source: Source, block_rows: int) -> npt.NDArray[Any]:
-    """What the source calls its nodes."""
+    """Return the source's ids of its nodes."""
     assert source.ids is not None
     ids = np.concatenate(list(source.ids(block_rows)))
     return ids.view(f"S{source.id_bytes}").reshape(-1) if source.id_bytes else ids

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A source's features, labels, splits and ids → ``x``, ``y``, ``split/*``, ``perm`` and ``ids``: checked, features
-normalised if wanted, cast, in blocks of rows.
+"""From a source's features, labels, splits and ids to ``x``, ``y``, ``split/*``, ``perm`` and ``ids`` of the store:
+checked, normalised if requested, cast, in blocks of rows.
 
 One thread reads (or inflates) features while this one checks, casts and writes.
 """
@@ -36,13 +36,12 @@ _ROWS = 1 << 16
 
 
 def write_labels(source: Source, store: Path, *, dtype: str, block_rows: int, journal: Journal) -> dict[str, Any]:
-    """Write labels, splits, where graphs begin and original ids (nothing is reordered: row i is node i);
-    ``num_classes``, ``split_sizes``, ``incomplete``: how many nodes or graphs have some of their labels only, and
-    ``odd``: what labels look like that may be meant otherwise.
-    ``dtype``: of the features.
+    """Write labels, splits, offsets of graphs and original numbers (row i is node i), and return what the attributes
+    need.
 
-    SourceError for labels that are none of the source's task, nodes in two splits or in one without a label,
-    and an empty train split.
+    It is ``num_classes``, ``split_sizes``, ``incomplete``: how many nodes or graphs have only some of their labels, and
+    ``odd``: a hint on labels that may be meant differently. ``dtype``: of the features. SourceError for labels that do
+    not fit the source's task, for nodes in two splits or without a label in one, and for an empty train split.
     """
     if (found := journal.result(_LABELS)) is not None:
         return dict(found)
@@ -101,7 +100,7 @@ def write_labels(source: Source, store: Path, *, dtype: str, block_rows: int, jo
 
 
 def write_ids(source: Source, store: Path, *, block_rows: int) -> None:
-    """Write what the source calls its nodes, where that is not their numbers."""
+    """Write the source's ids of the nodes, where they are not their numbers."""
     rmtree(store / "ids", ignore_errors=True)
     if source.ids is not None:
         shape = ids_shape(source.num_nodes, source.id_bytes)
@@ -147,11 +146,11 @@ def _label_blocks(source: Source, wanted: np.dtype[Any], block_rows: int) -> Ite
 def write_features(
     source: Source, store: Path, work: Workplace, *, options: Options, block_rows: int, stage: str
 ) -> dict[str, Any]:
-    """Write ``x`` [N, F]; ``entries``, how many there are, where only those that are not zero are written.
+    """Write ``x`` [N, F]; ``entries``: the number of entries, where only non-zero ones are written.
 
-    ``row_normalize`` is PyG's NormalizeFeatures: the least entry of the whole matrix is subtracted, then
-    each row divided by its sum, or by 1 where that is less. SourceError for NaN, infinity, values
-    that the ``dtype`` cannot hold, whole numbers that float32 would round, and what would take more without its zeros.
+    ``row_normalize`` is PyG's NormalizeFeatures: the least entry of the whole matrix is subtracted, then each row is
+    divided by its sum, or by 1 where that is less. SourceError for NaN, infinity, values that the ``dtype`` cannot
+    hold, integers that float32 would round, and sparse features that would take more than dense ones.
     """
     journal, sparse = work.journal, options.sparse_features
     if (found := journal.result(stage)) is not None:
@@ -179,8 +178,10 @@ def write_features(
 
 
 def mostly_zeros(source: Source, dtype: str, *, row_normalize: bool) -> bool:
-    """Whether features take an eighth at most without their zeros, as they are stored: counted, as far as it takes to
-    see that they do not. Dense ones of a source that has to be prepared are not looked at."""
+    """Return whether features take at most an eighth when stored as sparse.
+
+    Entries are counted until they are too many. Dense features of a source that has to be prepared are not examined.
+    """
     wanted, entries = np.dtype(dtype), 0
     most = most_entries((source.num_nodes, source.num_features), wanted) // _TIMES_FEWER
     if source.prepare is not None:
@@ -234,8 +235,10 @@ def _smallest(source: Source, wanted: np.dtype[np.generic], block_rows: int, wor
 def _feature_blocks(
     source: Source, wanted: np.dtype[np.generic], block_rows: int, *, sparse: bool = False
 ) -> Iterator[tuple[int, Any]]:
-    """``(row, rows)``, finite, as float64 where the source or the store has that, else float32; ``sparse``: without
-    their zeros, and else with them, however they come."""
+    """Yield ``(row, rows)``, finite, as float64 where the source or the store has that, else float32.
+
+    ``sparse``: as sparse entries, and otherwise dense, whatever the source yields.
+    """
     row, wanted_shape = 0, (source.num_nodes, source.num_features)
     whole = WholeColumns(source.num_features, _feature) if wanted != np.float64 else None
     with closing(ahead(source.features(block_rows), name="ooc-read", most=2)) as blocks:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which order a store's rows lie.
+"""The order of a store's rows.
 
-Hop order sorts them by the number of steps, backwards over in-edges, from the nodes that are scored (those of
-any split); of those equally far, the ones that are no further from a training node come first; then by where
-they were. So the rows that reach a scored one within d steps are the first ``hops[d]`` rows of every array. The
-first ``train_hops[d]`` hold all that reach a training row within d steps, and besides only rows that are less
-than d steps from another scored one.
+Hop order sorts them by the number of steps, backwards over in-edges, from the scored nodes (those of any split). Among
+rows of equal distance, those that are no further from a training node come first; then the old order decides. So the
+rows that reach a scored one within d steps are the first ``hops[d]`` rows of every array. The first ``train_hops[d]``
+contain all that reach a training row within d steps, and besides only rows that are less than d steps from another
+scored one.
 """
 
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ from ooc.storage.store import SPLITS, Store
 from ooc.storage.traversal import farthest_of, nearest_by_type
 
 ORDERS = ("none", "hop")
-"""As in the source, or hop order."""
+"""The orders: as in the source, or hop order."""
 
 MOST_HOPS = 126
-"""Rows further away than this count as never reached; for deeper models than that, all rows are active."""
+"""Rows further away than this count as never reached; for models deeper than that, all rows are active."""
 
 _KEYS = 256
 _ROWS = 1 << 17
@@ -32,11 +32,11 @@ Places = npt.NDArray[np.signedinteger[Any]]
 
 @dataclass(frozen=True)
 class HopOrder:
-    """``places`` [N]: where each row goes; and how many of the first rows are active.
+    """``places`` [N]: the new place of each row; and how many of the first rows are active.
 
-    ``hops[d]``: the rows within d steps of a scored row, exactly. ``train_hops[d]``: rows that hold all within
-    d steps of a training row, at most ``hops[d]``. All in-neighbours of the first ``hops[d]`` rows are among the
-    first ``hops[d + 1]``, and likewise for ``train_hops``. The last elements hold for any more steps.
+    ``hops[d]``: the rows within d steps of a scored row, exactly. ``train_hops[d]``: rows that contain all within d
+    steps of a training row, at most ``hops[d]``. All in-neighbours of the first ``hops[d]`` rows are among the first
+    ``hops[d + 1]``, and likewise for ``train_hops``. The last elements hold for any further steps.
     """
 
     places: Places
@@ -45,12 +45,12 @@ class HopOrder:
 
 
 def order_bytes(num_nodes: int) -> int:
-    """The most that :func:`hop_order` takes, its result included: places and keys, or two masks."""
+    """Return the most memory that :func:`hop_order` takes, including its result: places and keys, or two masks."""
     return num_nodes * (_place_type(num_nodes).itemsize + 2)
 
 
 def hop_order(store: Store, listener: Listener) -> dict[str, HopOrder]:
-    """The hop order of ``store`` by type of nodes, "" where there is but one, its edges read in streams."""
+    """Return the hop order of ``store`` by node type, "" in a homogeneous one, reading its edges in streams."""
     masks = [store.array("split/train").read(), _in_a_split(store)]
     keys = nearest_by_type(store, masks, MOST_HOPS, listener)  # 2 d, or 2 d + 1 where no training row is so near
     del masks
@@ -59,7 +59,7 @@ def hop_order(store: Store, listener: Listener) -> dict[str, HopOrder]:
 
 
 def _ordered(keys: npt.NDArray[np.unsignedinteger[Any]], *, ended: bool) -> HopOrder:
-    """By the key of each row [N]; ``ended``: the search for further ones did before it had found all."""
+    """Return the order by the key of each row [N]; ``ended``: the search stopped before it had reached all rows."""
     counts = np.zeros(_KEYS, dtype=np.int64)
     for start in range(0, len(keys), _ROWS):
         counts += np.bincount(keys[start : start + _ROWS], minlength=_KEYS)
@@ -78,7 +78,7 @@ def _ordered(keys: npt.NDArray[np.unsignedinteger[Any]], *, ended: bool) -> HopO
 
 
 def _active(counts: npt.NDArray[np.int64], farthest: int, *, ended: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """``(hops, train_hops)`` from the rows of each key."""
+    """Return ``(hops, train_hops)`` from the number of rows of each key."""
     shells = counts[: 2 * (farthest + 1)].reshape(-1, 2)
     hops = np.cumsum(shells.sum(axis=1)).tolist()
     train_hops = [before + int(count) for before, count in zip([0, *hops[:-1]], shells[:, 0], strict=True)]

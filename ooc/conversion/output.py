@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a new store comes to be: in a folder beside it, from which it moves when all of it is on the disk.
+"""The place where a new store is made: a folder beside its target, from which it is moved when all of it is on the
+disk.
 
-``OUT.partial`` holds ``store`` (what will be OUT), ``scratch`` and ``journal.json``. It outlives a killed conversion,
-and the same conversion goes on in it.
+``OUT.partial`` contains ``store`` (the future OUT), ``scratch`` and ``journal.json``. It outlives a killed conversion,
+and the same conversion resumes in it.
 
-The journal, one small file, says which stages of a conversion are done and on the disk, so that a killed one goes on. A
-mark promises that what it speaks of is there: everything that lies beside the journal is flushed before it is written.
-Marks of stages that follow one another within seconds are written together, but for those after which what a stage was
-made of is removed.
+The journal, one small file, lists the stages that are complete and on the disk. A mark promises that its data is there:
+everything beside the journal is flushed before the mark is written. Marks of stages that follow one another within
+seconds are written together, except where a stage's input is removed afterwards.
 """
 
 import hashlib
@@ -28,13 +28,14 @@ from ooc.storage.store import PARTIAL_SUFFIX
 from ooc.storage.zarr_json import METADATA_FILE
 
 _LEAST_SECONDS = 5.0
-"""Between two times at which all is flushed."""
+"""The least time between two flushes."""
 
 
 class Journal:
-    """The marks of a conversion, one a stage, in the file ``path``; ``key`` identifies it, ``created``: when it began.
+    """The marks of a conversion, one per stage, in the file ``path``; ``key`` identifies it, ``created``: when it
+    began.
 
-    Made by :meth:`begin` or, of what an earlier process left, by :meth:`read`.
+    Made by :meth:`begin` or, for what an earlier process left, by :meth:`read`.
     """
 
     def __init__(self, path: Path, content: dict[str, Any]) -> None:
@@ -46,7 +47,7 @@ class Journal:
 
     @classmethod
     def begin(cls, path: Path, key: dict[str, Any]) -> "Journal":
-        """A new conversion's."""
+        """Return the journal of a new conversion."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         journal = cls(path, {"key": key, "created": now, "results": {}})
         journal.save()
@@ -54,30 +55,33 @@ class Journal:
 
     @classmethod
     def read(cls, path: Path) -> "Journal | None":
-        """What an earlier process left; None where there is nothing that can be relied on."""
+        """Return the journal that an earlier process left; None where there is no reliable one."""
         try:
             return cls(path, json.loads(path.read_text()))
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def stages(self) -> list[str]:
-        """The stages that are done, in order."""
+        """The completed stages, in order."""
         return list(self._results)
 
     def result(self, stage: str) -> Any:
-        """What ``stage`` came to; None while it is not done."""
+        """Return the result of ``stage``; None while it is not complete."""
         return self._results.get(stage)
 
     def finish(self, stage: str, result: dict[str, Any], *, now: bool = False) -> dict[str, Any]:
-        """``stage`` is done; the ``result``, as JSON has it. ``now``: it must be on the disk before anything else is
-        done, but where the source is not recognised and nobody goes on with it."""
+        """Mark ``stage`` as complete, with its ``result`` as JSON data.
+
+        ``now``: the mark must be on the disk before anything else is done, unless the source cannot be identified, so
+        that the conversion cannot be resumed.
+        """
         self._results[stage] = result
         if self.key["input"] and (now or time.monotonic() - self._saved_s >= _LEAST_SECONDS):
             self.save()
         return result
 
     def save(self) -> None:
-        """Have all that was done, and the marks that say so, on the disk."""
+        """Flush all data, and write the marks."""
         flush_all([self._path.parent])
         replace_file(
             self._path, json.dumps({"key": self.key, "created": self.created, "results": self._results}).encode()
@@ -90,16 +94,16 @@ _FINISHED = "finished"
 
 
 ON_CANCEL = ("keep", "remove")
-"""What may happen to the work so far when a conversion is cancelled; kept, the same conversion goes on."""
+"""What may happen to the work so far when a conversion is cancelled; if kept, the same conversion resumes."""
 
 
 def resolved(path: Path) -> Path:
-    """``path`` with its folder made absolute; a last link is not followed, it is what would be replaced."""
+    """Return ``path`` with its folder made absolute; a final link is not followed, since the link would be replaced."""
     return path.parent.resolve() / path.name if path.name else path.resolve()
 
 
 def check_target(target: Path, *, force: bool) -> None:
-    """SourceError where ``target`` exists and may not be replaced; ``force`` allows that for stores alone."""
+    """Raise SourceError where ``target`` exists and may not be replaced; ``force`` permits that for stores only."""
     if not os.path.lexists(target):
         return
     if not force:
@@ -109,11 +113,11 @@ def check_target(target: Path, *, force: bool) -> None:
 
 
 class Workplace:
-    """``OUT.partial`` while this process holds it: ``store`` to write to, ``scratch`` and ``journal``; ``listener``
-    hears of what is done there.
+    """``OUT.partial`` while this process holds it, with ``store`` to write to, ``scratch`` and ``journal``.
 
-    ``continued``: whether there is work of an earlier process; ``written``: whether that had written everything.
-    ``done``: whether it had finished too, so that OUT is there and nothing remains.
+    ``listener`` is told of progress. ``continued``: whether there is work of an earlier process; ``written``: whether
+    that had written everything. ``done``: whether it had also finished, so that OUT exists and nothing remains to be
+    done.
     """
 
     def __init__(
@@ -148,12 +152,12 @@ class Workplace:
             self.journal = self._start_over(key, left or {}, tell=self.store.exists() and not finished)
 
     def written_bytes(self) -> int:
-        """What the store and the scratch files take so far."""
+        """Return the bytes of the store and of scratch files so far."""
         files = (file for folder in (self.store, self.scratch) for file in folder.rglob("*") if file.is_file())
         return sum(file.stat().st_size for file in files)
 
     def finish(self, *, force: bool) -> None:
-        """Flush the store and give it its name, in place of what has it where ``force`` says so."""
+        """Flush the store and give it its name, replacing an existing store if ``force``."""
         if not self._flushed:
             with reported(self.listener, "flushing to disk", 1, "stores") as advance:
                 self.journal.finish(_FINISHED, {"metadata": digest(self.store)})
@@ -193,12 +197,11 @@ def workplace(
     on_cancel: str,
     listener: Listener,
 ) -> Iterator[Workplace]:
-    """The place to make ``target`` in, which gets its name at the end.
+    """Yield the place to make ``target`` in, which gets its name at the end.
 
-    Goes away with any error, but not when killed, or cancelled with ``keep``.
-
-    ``key`` identifies the conversion: ``key["input"]`` the source, empty where it cannot be recognised. ``in_place``:
-    the target is the source. SourceError where another process works there, or the target must not be replaced.
+    It is removed with any error, but not when killed, or cancelled with ``keep``. ``key`` identifies the conversion:
+    ``key["input"]`` is the source, empty where it cannot be identified. ``in_place``: the target is the source.
+    SourceError where another process works there, or the target must not be replaced.
     """
     if not target.name:
         check_target(target, force=force)  # The root folder: never.
@@ -244,7 +247,7 @@ def _unwritable(error: OSError, folder: Path) -> StoreError:
 
 @contextmanager
 def _locked(folder: Path, target: Path) -> Iterator[None]:
-    """Make ``folder`` and keep any other conversion out of it for as long as this process lives."""
+    """Make ``folder`` and keep other conversions out of it while this process lives."""
     with as_error(SourceError, f"{folder} cannot be made"):
         folder.mkdir(exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -263,13 +266,13 @@ def _locked(folder: Path, target: Path) -> Iterator[None]:
 
 
 def _finished(journal: Journal, store: Path) -> bool:
-    """Whether the process that kept ``journal`` had finished, and ``store`` is what it wrote."""
+    """Return whether the process of ``journal`` had finished, and ``store`` is what it wrote."""
     result = journal.result(_FINISHED)
     return result is not None and result["metadata"] == digest(store)
 
 
 def digest(store: Path) -> str:
-    """What the metadata of ``store`` come to; empty where there is none."""
+    """Return a digest of the metadata of ``store``; empty where there is none."""
     try:
         return hashlib.sha256((store / METADATA_FILE).read_bytes()).hexdigest()
     except OSError:

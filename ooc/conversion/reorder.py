@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store → the same graph with its rows in hop order. Every array is rewritten in streams.
+"""Reordering of a store's rows in hop order. Every array is rewritten in streams.
 
-A new place a node (4 bytes) is held in memory. Arrays of rows are read once in sequence and written in
-one sequence a hop, since rows of a hop keep their order; edges are sorted anew on disk.
+Memory holds a new place per node (4 bytes). Arrays of rows are read once in sequence and written in one sequence per
+hop, since rows of a hop keep their order; edges are sorted anew on disk.
 """
 
 import math
@@ -61,13 +61,12 @@ def reorder(
 ) -> Store:
     """Write ``store`` to ``out`` with its rows in ``order`` and open that; without ``out``, replace ``store``.
 
-    The only order is ``"hop"``, see ``ooc.conversion.order``. ``perm`` goes on naming original ids.
-    ``host_budget``: bytes to work in (default: half of what is available); the result does not depend on
-    it. ``force``: replace an existing ``out``. ``on_cancel``: whether Ctrl-C keeps the work so far (``"keep"``) or
-    removes it (``"remove"``).
+    The only order is ``"hop"``, see ``ooc.conversion.order``. ``perm`` continues to name original ids. ``host_budget``:
+    bytes to work in (default: half of what is available); the result does not depend on it. ``force``: replace an
+    existing ``out``. ``on_cancel``: whether Ctrl-C keeps the work so far (``"keep"``) or removes it (``"remove"``).
 
-    Raises StoreError, SourceError, BudgetError or OptionError, each with one line. Until the end everything
-    is in ``out`` + ``.partial``, which goes away with any error; killed or cancelled, the same call goes on there.
+    Raises StoreError, SourceError, BudgetError or OptionError, each with one line. Until the end everything is in
+    ``out`` + ``.partial``, which is removed with any error; after a kill or cancellation, the same call resumes there.
     """
     check_choice("on_cancel", on_cancel, ON_CANCEL)
     opened = store if isinstance(store, Store) else open_store(store)
@@ -97,8 +96,11 @@ def demand(
     host_budget: int | str | None = None,
     force: bool = False,
 ) -> dict[str, Any]:
-    """What ``reorder`` with these arguments would take, before it begins: bytes on the disk of ``target``, besides the
-    store, and memory. Raises as that would, but where the disk or the budget is too small."""
+    """Return what ``reorder`` with these arguments would take: bytes on the disk of ``target``, besides the store, and
+    memory.
+
+    Raises as that would, except where the disk or the budget is too small.
+    """
     opened = open_store(store)
     target, budget = _checked(opened, out, order, host_budget)
     if out is not None:
@@ -113,7 +115,7 @@ def demand(
 
 
 def _checked(store: Store, out: str | Path | None, order: str, host_budget: int | str | None) -> tuple[Path, int]:
-    """Where to, and the bytes to work in; raises for what cannot be."""
+    """Return the target, and the bytes to work in; raise for invalid arguments."""
     check_choice("order", order, ORDERS)
     if order != "hop":
         raise OptionError(f"rows cannot be put in the order {order!r}; give 'hop', or convert again for the source's")
@@ -136,7 +138,7 @@ def _sizes(store: Store) -> Sizes:
 
 
 def write_in_order(store: Store, work: Workplace, *, name: str, shares: Shares) -> None:
-    """Write a store called ``name``, ``store`` in hop order, to that of ``work``."""
+    """Write ``store`` in hop order, as a store called ``name``, to that of ``work``."""
     parts, x = store.parts, store.sparse_features
     orders = _order(store, work)
     labelled = orders[parts.labelled]
@@ -172,7 +174,7 @@ def write_in_order(store: Store, work: Workplace, *, name: str, shares: Shares) 
 
 
 def _order(store: Store, work: Workplace) -> dict[str, HopOrder]:
-    """The hop order by type of nodes, from the file an earlier process left if it came that far."""
+    """Return the hop order by node type, from an earlier process's file if it exists."""
     path = work.scratch / "places.npz"
     if (found := work.journal.result("hop order")) is not None:
         with np.load(path) as places:
@@ -190,7 +192,7 @@ def _order(store: Store, work: Workplace) -> dict[str, HopOrder]:
 
 
 def _write_relations(store: Store, orders: Mapping[str, HopOrder], work: Workplace, shares: Shares) -> None:
-    """Both directions of the edges of all types; what are the same files there are so again."""
+    """Write both directions of the edges of all types; directions that share files share them again."""
     written: dict[tuple[int, int], str] = {}
     for relation, edges in store.parts.edges.items():
         for side, (rows, columns) in (("in", relation[::-2]), ("out", relation[::2]))[: 1 if store.undirected else 2]:
@@ -207,7 +209,7 @@ def _write_relations(store: Store, orders: Mapping[str, HopOrder], work: Workpla
 def _write_edges(
     store: Store, direction: str, rows: Places, columns: Places, edges: int, work: Workplace, shares: Shares
 ) -> None:
-    """The ``edges`` of a direction, whose ends go to these places."""
+    """Write the ``edges`` of a direction, whose ends move to these places."""
     form, values = KeyForm(max(len(rows), len(columns)), len(rows)), ValueForm.of_store(store, direction)
     called = direction.replace("/", " ")
     spread_stage, stage = f"moved {called}-edges", f"ordered {called}-edges"
@@ -222,7 +224,7 @@ def _write_edges(
 
 
 def _counted(blocks: Iterator[Edges]) -> Pieces:
-    """``blocks``, made by a thread of their own, as ``spread`` takes them."""
+    """Yield ``blocks``, made by a separate thread, in the form that ``spread`` takes."""
     done = 0
     with closing(ahead(blocks, name="ooc-read", most=2)) as pieces:
         for edges in pieces:
@@ -240,7 +242,7 @@ def _moved(
     size: int,
     edges: int,
 ) -> Iterator[Edges]:
-    """The edges of a direction as keys of their ends' new places, with what they carry, about ``size`` at a time."""
+    """Yield the edges of a direction as keys of their ends' new places, with their data, about ``size`` at a time."""
     indptr, indices = store.topology(direction)
     # As many rows as have one block of edges: sparse rows then do not come as many small blocks.
     window = min(_WINDOW_ROWS, max(1, size * len(row_places) // max(1, edges)))
@@ -262,11 +264,11 @@ def _moved(
 
 
 Moves = Iterator[tuple[int, int, npt.NDArray[np.int64]]]
-"""From where to where what is moved lies, and to which places."""
+"""Ranges of things to move, and their new places."""
 
 
 def _moves(places: Places, block_rows: int, x: SparseArray | None = None, starts: AnyArray | None = None) -> Moves:
-    """Of all rows, or of their entries in ``x``, whose rows begin at ``starts`` in the new order."""
+    """Yield the moves of all rows, or of their entries in ``x``, whose rows begin at ``starts`` in the new order."""
     for row, stop in ranges(len(places), block_rows):
         to = places[row:stop].astype(np.int64)
         if x is None or starts is None:
@@ -278,7 +280,7 @@ def _moves(places: Places, block_rows: int, x: SparseArray | None = None, starts
 
 
 def _starts_in_order(x: SparseArray, places: Places, work: Workplace) -> npt.NDArray[np.int64]:
-    """Where each row's entries begin in the new order [N + 1], which is written."""
+    """Write and return where each row's entries begin in the new order [N + 1]."""
     starts = np.zeros(x.shape[0] + 1, dtype=np.int64)
     for start, stop in ranges(x.shape[0], _WINDOW_ROWS):
         starts[places[start:stop].astype(np.int64) + 1] = np.diff(x.indptr.read(start, stop + 1))
@@ -290,7 +292,7 @@ def _starts_in_order(x: SparseArray, places: Places, work: Workplace) -> npt.NDA
 
 
 class Rows(NamedTuple):
-    """Of the array ``name``, ``read`` from one row up to another, to be written in other places."""
+    """The rows of the array ``name`` that ``read`` returns from one row to another, to be written to other places."""
 
     name: str
     shape: tuple[int, ...]
@@ -298,7 +300,7 @@ class Rows(NamedTuple):
     read: Callable[[int, int], AnyArray]
 
     def few(self) -> int:
-        """How many are moved together: texts may be long."""
+        """Whether few rows are moved together, since texts may be long."""
         return max(1, _ID_BLOCK_BYTES // (math.prod(self.shape[1:]) * self.dtype.itemsize))
 
 
@@ -307,7 +309,7 @@ def _rows_of(array: Array) -> Rows:
 
 
 def _write_moved(arrays: Sequence[Rows], moves: Moves, work: Workplace, task: str) -> None:
-    """Write ``arrays`` with what they have in other places."""
+    """Write ``arrays`` with their rows in other places."""
     folder, journal, stage = work.store, work.journal, task.replace("/", " ")
     if journal.result(stage) is not None:
         return

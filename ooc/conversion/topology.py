@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A source's edges, with what they carry → ``in/`` and ``out/`` of the store, sorted on disk.
+"""From a source's edges with their data to ``in/`` and ``out/`` of the store, sorted on disk.
 
-Stages: the edges are spread over buckets of keys, both directions at once; the buckets of each direction, in
-turn, are sorted and written; the directions are compared. Each leaves a mark. Of a source with types of nodes and edges
-each type of edges has such a group, and each type of nodes one for its features.
+Stages: the edges of both directions are distributed to buckets of keys; the buckets of each direction, in turn, are
+sorted and written; the directions are compared. Each stage leaves a mark. In a heterogeneous graph each edge type has
+such a group, and each node type has one for its features.
 """
 
 import os
@@ -46,10 +46,11 @@ _TOPOLOGY = ("indptr", "indices", "self_loops")
 
 
 class CsrWriter:
-    """Writes ``indptr`` [N+1], ``indices`` [E] and ``self_loops`` [N] of a direction from ascending edges, and
-    ``edge_weight`` [E] and ``edge_features`` [E, F] where ``values`` says that they have them.
+    """A writer of a direction's ``indptr`` [N+1], ``indices`` [E] and ``self_loops`` [N] from ascending edges, with
+    their data.
 
-    ``most_edges`` bounds E, which is known only at the end. ``only_ones``: whether every value is 1.
+    The data is ``edge_weight`` [E] and ``edge_features`` [E, F], as ``values`` says. ``most_edges`` bounds E, which is
+    known only at the end. ``only_ones``: whether all data is 1.
     """
 
     def __init__(self, store: Path, direction: str, form: KeyForm, *, most_edges: int, values: ValueForm) -> None:
@@ -75,15 +76,15 @@ class CsrWriter:
 
     @property
     def appended(self) -> int:
-        """Edges so far."""
+        """The number of edges so far."""
         return self._indices.rows
 
     def found(self) -> dict[str, Any]:
-        """How many edges and self-loops there are, and whether all values are 1."""
+        """The numbers of edges and self-loops, and whether all data is 1."""
         return {"edges": self.edges, "self_loops": self.self_loops, "only_ones": self.only_ones}
 
     def append(self, edges: Edges) -> None:
-        """Add edges, none below those before."""
+        """Add edges, none below the earlier ones."""
         if not len(edges):
             return
         for name, writer in self._values.items():
@@ -113,7 +114,8 @@ class CsrWriter:
             writer.close(shrink=writer not in (self._indptr, self._loops))
 
     def _end_rows(self, stop: int, rows: npt.NDArray[np.int64], looping: npt.NDArray[np.int64]) -> None:
-        """Rows up to ``stop`` are complete; ``rows`` and ``looping`` name each row once an edge and loop."""
+        """Complete the rows up to ``stop``; ``rows`` and ``looping`` have a row's number for each of its edges and
+        self-loops."""
         first, height = self._row, stop - self._row
         counts = np.bincount(rows - first, minlength=height)
         counts[0] += self._row_edges
@@ -132,7 +134,7 @@ _COMPARED_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Relation:
-    """Edges of the source ``name``, those of the type ``kind``, from so many nodes to so many, its ``ends``."""
+    """The edges of type ``kind`` of the source ``name``; ``ends``: the numbers of nodes at both ends."""
 
     name: str
     edges: RelationSource
@@ -141,14 +143,15 @@ class Relation:
 
     @property
     def called(self) -> str:
-        """What stages and messages say behind "edges"."""
+        """The name of the type for stages and messages, after "edges"."""
         return "" if self.kind == ONLY else f" {self.kind}"
 
 
 def write_edges(graph: Source, store: Path, work: Workplace, *, options: Options, shares: Shares) -> dict[str, Any]:
-    """Write the edges of ``graph``, with what they carry, to the store at ``store``; what its attributes say of them.
+    """Write the edges of ``graph``, with their data, to the store at ``store``; return the attributes that describe
+    them.
 
-    SourceError for an edge that leaves the graph, and for one without its values.
+    SourceError for an edge that leaves the graph, and for one without its data.
     """
     written = {}
     for kind, found in graph.edges_of.items():
@@ -163,7 +166,7 @@ def write_edges(graph: Source, store: Path, work: Workplace, *, options: Options
 def _of_one_type(
     source: Source, written: dict[str, Any], store: Path, work: Workplace, options: Options
 ) -> dict[str, Any]:
-    """What remains to be done where edges are of one type: they may be there both ways, and weights may be ones."""
+    """Finish edges of one type: they may exist in both directions, and weights may all be 1."""
     directions, values = ("in",) if options.symmetrize else ("in", "out"), ValueForm.of_source(source, options.dtype)
     if (compared := work.journal.result("directions")) is None:
         undirected = options.symmetrize or _same(store, values)
@@ -187,8 +190,10 @@ def _of_one_type(
 def _write_relation(
     relation: Relation, store: Path, work: Workplace, *, options: Options, shares: Shares
 ) -> dict[str, Any]:
-    """Write the edges of one type by both of their ends, by one where each has its reverse among them; files on the way
-    go to ``work``. How many edges and self-loops there are, and whether all values are 1."""
+    """Write the edges of one type by both of their ends, or by one where each edge's reverse is among them.
+
+    Temporary files are in ``work``. Returns the numbers of edges and self-loops, and whether all data is 1.
+    """
     within, values = relation.kind.within_type, ValueForm.of_source(relation.edges, options.dtype)
     symmetric = options.symmetrize and within
     (sources, targets), group, called = relation.ends, relation.kind.group, relation.called
@@ -209,8 +214,10 @@ def _write_relation(
 
 
 def _packed(relation: Relation, form: KeyForm, options: Options, values: ValueForm, size: int) -> "Pieces":
-    """The edges of ``relation`` as keys of each direction with what they carry, about ``size`` at a time, and how many
-    have come so far, without those that are held out."""
+    """Yield the edges of ``relation`` as keys of each direction with their data, without held-out ones.
+
+    They come about ``size`` at a time, with the number of edges so far.
+    """
     found, done = relation.edges, 0
     symmetric = options.symmetrize and relation.kind.within_type
     without_loops = isinstance(found, Source) and found.drop_self_loops
@@ -246,7 +253,7 @@ def _packed(relation: Relation, form: KeyForm, options: Options, values: ValueFo
 
 
 def _one_by_one(carried: Edges | None, *sides: tuple[str, Keys]) -> Iterator[tuple[str, Edges]]:
-    """The edges of each side, where they carry something in the same records one after the other."""
+    """Yield the edges of each direction; with data, in the same records one after the other."""
     for side, keys in sides:
         if carried is not None:
             carried[KEY] = keys
@@ -254,9 +261,10 @@ def _one_by_one(carried: Edges | None, *sides: tuple[str, Keys]) -> Iterator[tup
 
 
 def both_ways(forward: Keys, reverse: Keys, carried: Edges, *, once: bool) -> Edges:
-    """Each edge and its reverse one after the other: the order of equal keys must not depend on the blocks.
+    """Return each edge and its reverse one after the other, so that the order of equal keys does not depend on the
+    blocks.
 
-    ``once``: a self-loop has its own value, not twice that.
+    ``once``: a self-loop has its own data, not twice that.
     """
     pairs = np.stack([forward, reverse], axis=1)
     kept = np.ones(pairs.shape, dtype=np.bool_)
@@ -267,12 +275,12 @@ def both_ways(forward: Keys, reverse: Keys, carried: Edges, *, once: bool) -> Ed
 
 
 Pieces = Generator[tuple[int, Iterable[tuple[str, Edges]]]]
-"""How many edges have come so far, and pieces of them with the name of the folder that each is for, until the next."""
+"""The number of edges so far, and blocks of them with the name of the folder for each, one after the other."""
 
 
 class Direction(NamedTuple):
-    """Where a ``stage`` writes the edges of a direction, ``name``, from files in ``scratch``, whose keys have that
-    ``form``."""
+    """The place where a ``stage`` writes the edges of a direction, ``name``, from files in ``scratch`` with keys of
+    that ``form``."""
 
     store: Path
     name: str
@@ -284,8 +292,11 @@ class Direction(NamedTuple):
 def spread(
     work: Workplace, stage: str, pieces: Pieces, directions: dict[str, Direction], *, task: str, total: int, parts: int
 ) -> dict[str, list[Bucket]]:
-    """Spread ``total`` edges, which come in ``pieces``, over buckets on the disk; those of each of the ``directions``,
-    by name. ``task``: what the ``stage`` is called where it goes on."""
+    """Distribute ``total`` edges, which come in ``pieces``, to buckets on the disk; return those of each of the
+    ``directions``.
+
+    ``task``: the name of the ``stage`` when it resumes.
+    """
     if (found := work.journal.result(stage)) is None:
         spreaders = {}
         for name, (*_, folder, form) in directions.items():
@@ -336,10 +347,9 @@ def write_direction(
     drop_duplicates: bool = False,
     self_loops: bool = False,
 ) -> None:
-    """Sort ``buckets`` into the arrays of ``direction``; removes their files when done.
+    """Sort ``buckets`` into the arrays of ``direction``; remove their files when done.
 
-    The result of the stage: ``edges`` and ``self_loops``, how many there are, and ``only_ones``: whether all values
-    are 1.
+    The result of the stage is ``edges`` and ``self_loops``, their numbers, and ``only_ones``: whether all data is 1.
     """
     store, name, stage, scratch, form = direction
     journal, listener = work.journal, work.listener
@@ -365,7 +375,7 @@ def write_direction(
 
 
 def _same(store: Path, values: ValueForm) -> bool:
-    """Whether the in-edges are the out-edges: checksums tell at once in nearly every case, bytes for sure."""
+    """Return whether the in-edges are the out-edges: checksums usually differ at once, otherwise bytes are compared."""
     names = ("indptr", "indices", *values.names)
     pairs = [tuple(open_array(store, f"{side}/{name}") for side in ("in", "out")) for name in names]
     if any(not np.array_equal(first.checksums(), second.checksums()) for first, second in pairs):
@@ -381,7 +391,7 @@ def _same(store: Path, values: ValueForm) -> bool:
 
 
 def check_options(graph: Source, parts: SourceTypes, options: Options) -> None:
-    """OptionError for what is not done to graphs with types."""
+    """Raise OptionError for an option that heterogeneous graphs do not support."""
     asked = {
         "drop_duplicates without symmetrize": options.drop_duplicates and not options.symmetrize,
         "self_loops": options.self_loops,
@@ -400,10 +410,10 @@ def check_options(graph: Source, parts: SourceTypes, options: Options) -> None:
 def _of_types(
     graph: Source, parts: SourceTypes, written: dict[EdgeType, dict[str, Any]], store: Path, options: Options
 ) -> dict[str, Any]:
-    """What remains to be done where there are several types.
+    """Finish the edges of a heterogeneous graph.
 
-    To symmetrize is what PyG's ``ToUndirected`` does: edges within a type of nodes get their reverse among them, others
-    a type of edges that are theirs reversed.
+    Symmetrising is PyG's ``ToUndirected``: edges within a node type get their reverse among them, and for others a
+    reverse edge type is added.
     """
     edges = {one: int(found["edges"]) for one, found in written.items()}
     self_loops = {one: int(found["self_loops"]) for one, found in written.items() if one.within_type}
@@ -434,7 +444,7 @@ def _of_types(
 
 
 def link(source: Path, target: Path) -> None:
-    """Have the arrays in the folder ``source`` in ``target``, too: the same files, where the disk has such."""
+    """Link the arrays in the folder ``source`` into ``target``: the same files, where the disk supports that."""
     rmtree(target, ignore_errors=True)
 
     def linked(file: str, other: str) -> None:
