@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole numbers that float32 would round, where they come as float64: as tables and sparse matrices give what was whole
-in them. Among fractions a number is as near as float32 comes; in a column of whole numbers alone it is another one.
+"""A check for integers that float32 would round, in float64 data as tables and sparse matrices give it.
+
+Among fractions float32's rounding is acceptable. In a column of integers only, a rounded number is another one.
 """
 
 from collections.abc import Callable
@@ -14,12 +15,14 @@ from ooc.storage.sparse_array import Entries
 
 _LOOKED_AT_VALUES = 1 << 16
 _MOST_WHOLE = 2**53
-"""Above, every number of float64 is whole."""
+"""The magnitude above which all float64 numbers are integers."""
 
 
 class WholeColumns:
-    """Columns of float64 in which there are whole numbers alone, and the first number in each that float32 would round.
-    ``described``: what an error calls the number in a row and column."""
+    """The columns of float64 data that contain integers only, and the first number in each that float32 would round.
+
+    ``described``: returns an error's name for the number in a row and column.
+    """
 
     def __init__(self, columns: int, described: Callable[[int, int], str]) -> None:
         self._whole_F = np.ones(columns, dtype=np.bool_)
@@ -27,7 +30,7 @@ class WholeColumns:
         self._rounded: dict[int, tuple[int, Any]] = {}
 
     def look_at(self, rows: AnyArray | Entries, start: int) -> None:
-        """``rows`` [n, F] begin with row ``start``."""
+        """Examine ``rows`` [n, F], which begin with row ``start``."""
         if isinstance(rows, Entries):
             self._look(rows, start, rows.columns)
             return
@@ -49,26 +52,25 @@ class WholeColumns:
             self._rounded[column] = row, value
 
     def check(self) -> None:
-        """SourceError for the first that would be rounded, when all rows have been looked at."""
+        """Raise SourceError for the first number that would be rounded, after all rows have been examined."""
         for column, (row, value) in sorted(self._rounded.items()):
             if self._whole_F[column]:
                 raise rounded_by("float32", self._described(row, column), value)
 
 
 def values_of(rows: AnyArray | Entries) -> AnyArray:
-    """The numbers in ``rows``, those that there are."""
+    """Return the numbers in ``rows``; of sparse rows, the stored ones."""
     return rows.values if isinstance(rows, Entries) else rows
 
 
 def first_of(rows: AnyArray | Entries, start: int, wrong: AnyArray) -> tuple[int, int, Any]:
-    """Row, column and value of the first that is ``wrong`` among the values of ``rows``, which begin with row
-    ``start``."""
+    """Return row, column and value of the first that is ``wrong`` among ``rows``, which begin with row ``start``."""
     at = tuple(np.argwhere(wrong)[0])
     row, column = (rows.rows[at], rows.columns[at]) if isinstance(rows, Entries) else at
     return start + int(row), int(column), values_of(rows)[at]
 
 
 def rounded_by(kind: str, what: str, value: Any) -> SourceError:
-    """The error for a whole number that the type ``kind`` would round; ``what`` it is."""
+    """Return the error for an integer, ``what``, that the dtype ``kind`` would round."""
     wider = "dtype float64, or " if kind == "float32" else ""
     return SourceError(f"{what} is {int(value)}, which {kind} would round; give {wider}smaller numbers")

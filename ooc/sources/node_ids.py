@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a source calls its nodes, on the disk in their order; and the different ids that edges have, in ascending order.
+"""The ids of a source's nodes, on the disk in their order; the distinct ids of edges, ascending; and the node of each
+edge's ends.
 
-Ids are whole numbers, int64, or texts, which are UTF-8 in arrays of objects. More than memory holds are sorted in runs,
-which are merged as they are read.
+Ids are integers, int64, or texts, UTF-8 in arrays of objects. More ids than memory holds are sorted in runs, which are
+merged as they are read.
 
-Then which node each end of each edge is, in as little memory as there is. An id is 16 bytes here, its *key*: a whole
-number, or a text of at most 16 bytes, is its own key; of a longer text it is 120 bits of BLAKE2b and a last byte that
-no text in UTF-8 has. So short ids are compared as they are, and two long ones are mistaken for each other with the
-probability of 2⁻¹²⁰; two *nodes* with the same key are compared in full.
+The nodes of all ends are found in little memory. Here an id is 16 bytes, its *key*. An integer, or a text of at most 16
+bytes, is its own key. The key of a longer text is 120 bits of BLAKE2b and a last byte that UTF-8 never has. So short
+ids are compared exactly, and two long ones are confused with a probability of 2⁻¹²⁰; two *nodes* with the same key are
+compared in full.
 
-Where the keys of all nodes fit, they are held and searched, and the ends stream by. Else it is a hash join as databases
-do it out of core (Grace join): keys of nodes and of ends are spread over files by their hash until the nodes of a file
-fit, and what is found goes to files by the ends' places, which brings it into the order of the edges again. Everything
-is written and read in sequence. (DuckDB would do the same, but its memory limit is of its buffers alone, and a hundred
-megabytes or so must be over it; a conversion here may have 32.)
+If the keys of all nodes fit in memory, they are held and searched while the ends stream past. Otherwise it is an
+out-of-core hash join (Grace join): keys of nodes and of ends are distributed to files by their hash until the nodes of
+a file fit. The nodes found are distributed to files by the ends' places, which restores the order of the edges. All
+reads and writes are sequential. (DuckDB would do the same, but its memory limit covers only its buffers and must exceed
+a hundred megabytes or so; a conversion here may have 32.)
 
 N nodes, E edges, n keys of a block; an edge k has the ends 2k (source) and 2k + 1 (target).
 """
@@ -37,28 +38,31 @@ from ooc.storage.mixing import GOLDEN, mixed
 from ooc.storage.record_files import RecordFiles, Records
 
 MOST_BYTES = 1024
-"""Of a text: stores keep ids at the width of the longest."""
+"""The longest text, since stores keep ids at the width of the longest."""
 _LENGTH = np.dtype("<u2")
 _BLOCK_BYTES = 1 << 20
 _NUMBER_BYTES = 4 * 8
-"""Of memory for each number: merging holds the two runs, both in one, sorted, and what of it is distinct."""
+"""Bytes of memory for each integer: merging holds two runs, both in one, sorted, and the distinct ones of it."""
 _TEXT_BYTES = 100
-"""Of memory for each text while runs are merged, besides its own bytes."""
+"""Bytes of memory for each text while runs are merged, besides its own bytes."""
 _MOST_RUNS = 64
 _SPAN = 8
-"""Of numbers, how many times as many there may be in their range as nodes, that they are looked up by place."""
+"""How many times larger than the number of nodes the integers' range may be, for a lookup by place."""
 
 
 class IdFile:
-    """The ids that :meth:`write` put to ``path``. ``rows``: how many; ``width``: bytes of the longest text, 0 where
-    they are numbers. Texts lie end to end, their lengths in a file beside."""
+    """The ids that :meth:`write` wrote to ``path``: ``rows`` of them; ``width``: bytes of the longest text, 0 for
+    integers.
+
+    Texts are concatenated, with their lengths in a second file.
+    """
 
     def __init__(self, path: Path, *, rows: int, width: int) -> None:
         self.path, self.rows, self.width = path, rows, width
 
     @classmethod
     def write(cls, path: Path, blocks: Iterable[AnyArray]) -> "IdFile":
-        """Write all ``blocks`` of ids, of one kind; the files appear when they are whole."""
+        """Write all ``blocks`` of ids, of one kind; the files appear when they are complete."""
         partial, rows, width = path.with_name(path.name + ".partial"), 0, 0
         with partial.open("wb") as file, _lengths(partial).open("wb") as lengths:
             for ids in blocks:
@@ -76,7 +80,7 @@ class IdFile:
         return cls(path, rows=rows, width=width)
 
     def blocks(self, size: int) -> Iterator[AnyArray]:
-        """The ids in order, at most ``size`` at a time."""
+        """Yield the ids in order, at most ``size`` at a time."""
         with self.path.open("rb") as file, _lengths(self.path).open("rb") as lengths:
             if not self.width:
                 while data := file.read(8 * size):
@@ -90,8 +94,8 @@ class IdFile:
                 yield texts
 
     def stored(self, size: int) -> Iterator[AnyArray]:
-        """The ids as stores have them, int64 [n] or bytes [n, ``width``] with zeros after texts' ends, at most ``size``
-        at a time."""
+        """Yield the ids as stores have them, int64 [n] or bytes [n, ``width``] padded with zeros, at most ``size`` at a
+        time."""
         if not self.width:
             yield from self.blocks(size)
             return
@@ -99,7 +103,7 @@ class IdFile:
             yield np.array(texts.tolist(), dtype=f"S{self.width}").view(np.uint8).reshape(len(texts), self.width)
 
     def texts_of(self, rows: Iterable[int]) -> list[str]:
-        """The ids of some ``rows``, for messages, since it reads from the start."""
+        """Return the ids of some ``rows``; reads from the start, for messages only."""
         found: dict[int, Any] = {}
         first = 0
         for ids in self.blocks(1 << 14):
@@ -108,7 +112,7 @@ class IdFile:
         return [found[row].decode() if self.width else str(found[row]) for row in rows]
 
     def are_rows(self) -> bool:
-        """Whether the ids are 0, 1, 2, …"""
+        """Return whether the ids are 0, 1, 2, …"""
         done = 0
         for ids in () if self.width else self.blocks(_BLOCK_BYTES // 8):
             if not np.array_equal(ids, np.arange(done, done + len(ids))):
@@ -118,7 +122,7 @@ class IdFile:
 
 
 def encoded(texts: Iterable[str], where: str) -> AnyArray:
-    """Texts as they are compared and kept, in UTF-8. SourceError, saying ``where``, for one that cannot be kept."""
+    """Return texts in UTF-8, as they are compared and kept; raise SourceError, with ``where``, for an invalid one."""
     try:
         found = [text.encode() for text in texts]
     except UnicodeEncodeError as error:
@@ -133,9 +137,9 @@ def encoded(texts: Iterable[str], where: str) -> AnyArray:
 
 
 def collect(blocks: Iterable[AnyArray], path: Path, *, limit_bytes: int) -> IdFile:
-    """Write the different ids in ``blocks``, ascending (texts by their bytes), to the file ``path``.
+    """Write the distinct ids in ``blocks``, ascending (texts by their bytes), to the file ``path``.
 
-    Takes about ``limit_bytes`` of memory, and beside ``path`` as much of the disk as the ids take twice.
+    Takes about ``limit_bytes`` of memory, and beside ``path`` twice the ids' bytes on the disk.
     """
     folder, runs, written = path.with_name(path.name + ".runs"), list[IdFile](), 0
     rmtree(folder, ignore_errors=True)
@@ -172,7 +176,7 @@ def collect(blocks: Iterable[AnyArray], path: Path, *, limit_bytes: int) -> IdFi
 
 
 def different(ids: AnyArray) -> AnyArray:
-    """Ascending and each once. (``np.unique`` hashes, which is many times slower for millions.)"""
+    """Return the distinct ids, ascending. (``np.unique`` hashes, which is many times slower for millions.)"""
     if ids.dtype == np.object_:
         return np.array(sorted(set(ids.tolist())), dtype=np.object_)
     if len(ids) and (span := int(ids.max()) - (least := int(ids.min()))) < _SPAN * len(ids):  # Many times as fast.
@@ -186,7 +190,7 @@ def different(ids: AnyArray) -> AnyArray:
 
 
 def _merged(runs: list[IdFile], limit_bytes: int) -> Iterator[AnyArray]:
-    """All ids of ``runs``, each of which has them ascending."""
+    """Yield all ids of ``runs``, each of which is ascending."""
     size = max(16, limit_bytes // (_MOST_RUNS * 2 * _TEXT_BYTES))
     streams = [run.blocks(size) for run in runs]
     heads = [next(stream) for stream in streams]
@@ -210,10 +214,11 @@ def _lengths(path: Path) -> Path:
 
 
 Keys = npt.NDArray[np.uint64]
-"""[n, 2]; beside a place, a node's number or an end's, [n, 3]."""
+"""Keys [n, 2]; with a place, the number of a node or an end, [n, 3]."""
 KEY_BYTES = 16
 NODE_BYTES = 80
-"""Of memory for each node whose key is held: the key, its hash and the node's number, and all again while sorting."""
+"""Bytes of memory for each node whose key is held: the key, its hash and the node's number, and all again while
+sorting."""
 _LONG = b"\xff"  # No byte of UTF-8.
 _FAN_OUT_BITS = 7
 _FAN_OUT = 1 << _FAN_OUT_BITS
@@ -225,7 +230,7 @@ _ABSENT = np.iinfo(np.uint32).max
 
 
 def keys_of(ids: AnyArray) -> Keys:
-    """The keys [n, 2] of ``ids``, whole numbers or texts, none of which holds a zero byte."""
+    """Return the keys [n, 2] of ``ids``, integers or texts without zero bytes."""
     if ids.dtype != np.object_:
         return np.stack([ids.view(np.uint64), np.zeros(len(ids), dtype=np.uint64)], axis=1)
     size = KEY_BYTES - len(_LONG)
@@ -237,7 +242,8 @@ def keys_of(ids: AnyArray) -> Keys:
 
 @dataclass(frozen=True)
 class Joined:
-    """``ends``: how many there were. ``twice``: two nodes of the same key. ``absent``: the first end that is no node's.
+    """The result of a join. ``ends``: their number; ``twice``: two nodes of the same key; ``absent``: the first end
+    without a node.
 
     Where one of the latter two is not None, nothing else is known.
     """
@@ -250,10 +256,11 @@ class Joined:
 def join(
     nodes: Iterable[Keys], count: int, ends: Iterable[Keys], out: Path, *, limit_bytes: int, listener: Listener
 ) -> Joined:
-    """Write the node of each of the ``ends``, in order, as uint32 to the file ``out``, which appears when it is whole.
+    """Write the node of each of the ``ends``, in order, as uint32 to the file ``out``, which appears when it is
+    complete.
 
-    ``nodes``: the keys of ``count`` nodes in order; ``ends``: of all ends of edges. Takes about ``limit_bytes`` of
-    memory; what it needs of the disk lies beside ``out``.
+    ``nodes``: the keys of ``count`` nodes in order; ``ends``: those of all ends of edges. Takes about ``limit_bytes``
+    of memory, and temporary files beside ``out``.
     """
     if count * NODE_BYTES > limit_bytes:
         partial = _partial(out)
@@ -264,12 +271,12 @@ def join(
 
 
 def take_rows(ends: Iterable[Ids], count: int, out: Path) -> Joined:
-    """The same where nodes are called by their numbers, 0 … ``count`` - 1."""
+    """Do the same where ids are the nodes' numbers, 0 … ``count`` - 1."""
     return _written(((ids, (ids >= 0) & (ids < count)) for ids in ends), out)
 
 
 def _written(found: Iterable[tuple[AnyArray, Mask]], out: Path) -> Joined:
-    """Write nodes, of which is said whether they are some."""
+    """Write nodes, with flags that say which of them exist."""
     done = 0
     with _partial(out).open("wb") as file:
         for numbers, there in found:
@@ -291,7 +298,7 @@ def _whole(out: Path, found: Joined) -> Joined:
 
 
 def _placed(blocks: Iterable[Keys]) -> Iterator[Keys]:
-    """Keys [n, 2] with their places in order [n, 3]."""
+    """Yield keys [n, 2] with their places in order [n, 3]."""
     done = 0
     for keys in blocks:
         places = np.arange(done, done + len(keys), dtype=np.uint64)
@@ -300,7 +307,7 @@ def _placed(blocks: Iterable[Keys]) -> Iterator[Keys]:
 
 
 def _hashes(keys: Keys) -> npt.NDArray[np.uint64]:
-    """64 well mixed bits of each key [n]."""
+    """Return 64 well mixed bits of each key [n]."""
     return mixed(keys[:, 0] * GOLDEN ^ (keys[:, 1] + np.uint64(1)) * np.uint64(0xC2B2AE3D27D4EB4F))
 
 
@@ -309,9 +316,9 @@ def _first_words(keys: Keys) -> npt.NDArray[np.uint64]:
 
 
 class _Table:
-    """The nodes of ``records`` [n, 3], found by their keys. ``twice``: two of one key.
+    """The nodes of ``records`` [n, 3], looked up by their keys. ``twice``: two nodes of one key.
 
-    Whole numbers that are not far apart are looked up by where they are in their range, all others by search.
+    Integers in a narrow range are looked up by their place in it, all others by search.
     """
 
     def __init__(self, records: Keys) -> None:
@@ -332,7 +339,7 @@ class _Table:
             self._direct[self._first - self._least] = self._nodes
 
     def numbers(self, keys: Keys) -> tuple[AnyArray, Mask]:
-        """The node of each of the ``keys`` [n, 2], and whether there is one."""
+        """Return the node of each of the ``keys`` [n, 2], and whether there is one."""
         last = len(self._hashes) - 1
         if last < 0:
             return np.zeros(len(keys), dtype=np.uint64), np.zeros(len(keys), dtype=np.bool_)
@@ -352,7 +359,7 @@ class _Table:
         return self._nodes[at], there
 
     def _at(self, places: Ids, keys: Keys) -> Mask:
-        """Whether the keys are at these places of the table."""
+        """Return whether the keys are at these places of the table."""
         found: Mask = (self._first[places] == keys[:, 0]) & (self._second[places] == keys[:, 1])
         return found
 
@@ -385,7 +392,7 @@ class _OnDisk:
         return Joined(total, self._twice, self._absent)
 
     def _spread(self, blocks: Iterable[Keys], name: str, level: int) -> list[Records]:
-        """Spread records over files by bits of their keys' hashes, others at each ``level``."""
+        """Distribute records to files by bits of their keys' hashes, other bits at each ``level``."""
         files, shift = RecordFiles(self._folder, _FAN_OUT, f"{name}-"), np.uint64(64 - _FAN_OUT_BITS * (level + 1))
         with closing(files):
             for whole in blocks:
@@ -395,7 +402,7 @@ class _OnDisk:
         return [Records(files.path(part), count, _RECORD) for part, count in enumerate(files.counts)]
 
     def _match(self, nodes: Records, ends: Records, level: int) -> None:
-        """Find the ``nodes`` of ``ends``, all of whose hashes begin alike."""
+        """Look up the nodes of ``ends`` among ``nodes``, all of whose hashes begin with the same bits."""
         if nodes.count > self._most_nodes and level < _LEVELS:
             node_parts = self._spread(nodes.blocks(self._block), nodes.path.stem, level)
             nodes.path.unlink(missing_ok=True)
@@ -422,7 +429,7 @@ class _OnDisk:
             part.path.unlink(missing_ok=True)
 
     def _keep(self, places: npt.NDArray[np.uint64], numbers: npt.NDArray[np.uint64]) -> None:
-        """Put what was found for ascending ``places`` to the files of their ranges."""
+        """Write the nodes found for ascending ``places`` to the files of their ranges."""
         found = np.empty(len(places), dtype=_FOUND)
         found["place"], found["node"] = places, numbers
         ranges = places // np.uint64(self._height)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One array of a store: Zarr v3 metadata beside raw chunk files.
 
-A chunk file is ``chunk_rows`` whole rows, little endian, uncompressed, and its size is a multiple of
-4096 bytes, so that rows ``[a, b)`` of a chunk are the bytes ``[a * row_bytes, b * row_bytes)`` of its
-file: ``zarr.open`` reads them, and so does a direct read without a decoder. The last chunk is stored
-at full size, its tail zero. A CRC-32C of each chunk lies in ``checksums.bin`` (uint32, in chunk order).
+A chunk file is ``chunk_rows`` whole rows, little endian, uncompressed, and its size is a multiple of 4096 bytes. So
+rows ``[a, b)`` of a chunk are the bytes ``[a * row_bytes, b * row_bytes)`` of its file: ``zarr.open`` reads them, and
+so does a direct read without a decoder. The last chunk is stored at full size, its tail zero. A CRC-32C of each chunk
+is in ``checksums.bin`` (uint32, in chunk order).
 """
 
 import contextlib
@@ -44,23 +44,26 @@ DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "uint32", "uint64"
 
 _CHECKED_BYTES = 1 << 18
 _MOST_CHUNK_BYTES = 64 * CHUNK_BYTES
-"""Of a chunk of rows that are not wide; damaged metadata may tell of far larger ones, whose pages would be counted."""
+"""The largest chunk, except of wide rows; damaged metadata may declare far larger ones, whose pages would be
+counted."""
 _HERE = -100  # AT_FDCWD: relative paths are from the current folder
 _EXCHANGE = 2  # RENAME_EXCHANGE
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL)
-"""What some network file systems answer; files are only less protected there."""
+"""Errors of network file systems without locks; files there are only less protected."""
 
 
 def write_at(descriptor: int, data: npt.NDArray[np.uint8], offset: int) -> None:
-    """Write all of ``data`` from ``offset`` on: one call of the system may write less."""
+    """Write all of ``data`` from ``offset`` on; one system call may write less."""
     done = 0
     while done < len(data):
         done += os.pwrite(descriptor, data[done:].data, offset + done)
 
 
 def whole_numbers_rounded(stored: AnyArray, given: AnyArray) -> npt.NDArray[np.bool_] | None:
-    """Which of the whole numbers ``given`` are others as ``stored``; None: none of them, or they are no whole numbers.
-    They are compared as whole numbers: as floating-point ones both would be rounded."""
+    """Return which of the integers ``given`` were changed in ``stored``; None: none of them, or they are no integers.
+
+    They are compared as integers, since as floating point both would be rounded.
+    """
     if given.dtype.kind not in "iu" or given.itemsize <= 2:
         return None
     found, height = np.zeros(given.shape, dtype=np.bool_), max(1, _COMPARED_NUMBERS * len(given) // max(1, given.size))
@@ -81,8 +84,10 @@ class Extent:
 
 
 def chunk_rows(rows: int, row_bytes: int, *, chunk_bytes: int = CHUNK_BYTES) -> int:
-    """Rows of a chunk: the power of two of about ``chunk_bytes``, not much taller than the array,
-    never below 1024, and such that a chunk's size is a multiple of 4096 bytes."""
+    """Return the rows of a chunk: the power of two closest to ``chunk_bytes``, not much taller than the array.
+
+    It is at least 1024, and such that a chunk's size is a multiple of 4096 bytes.
+    """
     least = max(MIN_CHUNK_ROWS, PAGE_BYTES // math.gcd(row_bytes, PAGE_BYTES))
     wanted = 1 << max(0, (chunk_bytes // row_bytes).bit_length() - 1)
     covering = 1 << max(0, (rows - 1).bit_length())
@@ -92,9 +97,9 @@ def chunk_rows(rows: int, row_bytes: int, *, chunk_bytes: int = CHUNK_BYTES) -> 
 class Array:
     """A readable array of a store.
 
-    Attributes: ``name`` within the store, ``path`` (its folder), ``shape``, ``chunks`` (shape of a
-    chunk), ``dtype``, ``columns`` (1 for one-dimensional arrays), ``itemsize``, ``row_bytes``,
-    ``padded_rows`` (rows covered by chunk files), ``start_bytes`` (of a file before its rows). Holds no open file.
+    Attributes: ``name`` within the store, ``path`` (its folder), ``shape``, ``chunks`` (shape of a chunk), ``dtype``,
+    ``columns`` (1 for one-dimensional arrays), ``itemsize``, ``row_bytes``, ``padded_rows`` (rows covered by chunk
+    files), ``start_bytes`` (of a file before its rows). Holds no open file.
     """
 
     def __init__(self, name: str, path: Path, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str) -> None:
@@ -116,13 +121,13 @@ class Array:
         return f"Array({self.name!r}, shape={self.shape}, dtype={self.dtype.name}, chunks={self.chunks})"
 
     def chunk_path(self, index: int) -> Path:
-        """The file of chunk ``index`` (counted along the rows)."""
+        """Return the file of chunk ``index`` (counted along the rows)."""
         return self.path / "c" / (f"{index}/0" if len(self.shape) == 2 else f"{index}")
 
     def extents(self, start_row: int, stop_row: int) -> list[Extent]:
-        """Where the bytes of rows ``[start_row, stop_row)`` lie, in order, one extent a chunk.
+        """Return where the bytes of rows ``[start_row, stop_row)`` are, in order, one extent per chunk.
 
-        ``stop_row`` may reach into the zero padding of the last chunk, up to ``padded_rows``.
+        ``stop_row`` may extend into the zero padding of the last chunk, up to ``padded_rows``.
         """
         if not 0 <= start_row <= stop_row <= self.padded_rows:
             raise ValueError(f"{self.name}: rows {start_row}:{stop_row} of {self.padded_rows} asked for")
@@ -137,10 +142,10 @@ class Array:
         return found
 
     def read(self, start: int = 0, stop: int | None = None) -> AnyArray:
-        """Rows ``[start, stop)`` as a new array ``[stop - start, columns]`` (or 1-D), by buffered reads.
+        """Return rows ``[start, stop)`` as a new array ``[stop - start, columns]`` (or 1-D), by buffered reads.
 
-        Raises StoreError naming array, file and offset where a chunk is missing or short, and where one that has been
-        read from its first row to its last, by this call or several, has another checksum.
+        Raises StoreError naming array, file and offset where a chunk is missing or short, and where a chunk that has
+        been read from its first row to its last, by one or several calls, has another checksum.
         """
         stop = self.shape[0] if stop is None else stop
         if not 0 <= start <= stop <= self.shape[0]:
@@ -157,11 +162,11 @@ class Array:
 
     @property
     def has_checksums(self) -> bool:
-        """Whether anybody has kept them; a file without is believed."""
+        """Whether there are checksums; a file without is trusted."""
         return (self.path / CHECKSUM_FILE).exists()
 
     def _check(self, chunk: int, offset: int, part: npt.NDArray[np.uint8]) -> None:
-        """Go on with a chunk's checksum where ``part`` goes on with it, and compare it at the end of the rows."""
+        """Extend a chunk's checksum if ``part`` is the next one of it, and compare it at the end of the rows."""
         seen, at, checksum = self._seen if offset else (chunk, 0, 0)
         end = offset + len(part)
         if seen != chunk or not offset <= at < end or not self.has_checksums:
@@ -174,19 +179,19 @@ class Array:
             raise self.damaged(chunk)
 
     def blocks(self, rows: int) -> Iterator[tuple[int, AnyArray]]:
-        """``(first row, rows)`` over the whole array, at most ``rows`` at a time."""
+        """Yield ``(first row, rows)`` over the whole array, at most ``rows`` at a time."""
         for start in range(0, self.shape[0], rows):
             yield start, self.read(start, min(start + rows, self.shape[0]))
 
     def damaged(self, chunk: int) -> OocError:
-        """The error that says that a chunk's bytes are not those that the store's checksums tell of."""
+        """Return the error for a chunk whose bytes do not match the store's checksum."""
         return StoreError(
             f"{self.name}: the SSD returns other bytes of {self.chunk_path(chunk)} than the store's checksums tell; "
             "ooc verify tells whether the file is damaged"
         )
 
     def checksums(self) -> npt.NDArray[np.uint32]:
-        """CRC-32C of every chunk, ``[num_chunks]``."""
+        """Return the CRC-32C of every chunk, ``[num_chunks]``."""
         path = self.path / CHECKSUM_FILE
         with as_error(StoreError, f"{self.name}: checksums cannot be read from {path}"):
             if not path.is_file() or path.stat().st_size != 4 * self.num_chunks:
@@ -194,7 +199,7 @@ class Array:
             return np.frombuffer(path.read_bytes(), dtype="<u4")
 
     def checksum(self, index: int, offset: int = 0, nbytes: int | None = None) -> int:
-        """CRC-32C of chunk ``index`` as it is on disk now, or of ``nbytes`` of it from ``offset`` on."""
+        """Return the CRC-32C of chunk ``index`` as it is on disk now, or of ``nbytes`` of it from ``offset`` on."""
         end = self.chunk_bytes if nbytes is None else offset + nbytes
         data, result = np.empty(min(_CHECKED_BYTES, end - offset), dtype=np.uint8), 0
         for start in range(offset, end, _CHECKED_BYTES):
@@ -220,9 +225,9 @@ class Array:
 
 
 def read_rows(array: Array, rows: AnyArray, *, gap_bytes: int = GAP_BYTES, read_bytes: int = READ_BYTES) -> AnyArray:
-    """``rows`` [n] of ``array``, in that order, repeated where they are.
+    """Return ``rows`` [n] of ``array``, in that order, with repetitions.
 
-    Rows at most ``gap_bytes`` apart are read together with what lies between them, ``read_bytes`` at most at a time.
+    Rows at most ``gap_bytes`` apart are read together with what is between them, at most ``read_bytes`` at a time.
     """
     wanted, where = np.unique(rows, return_inverse=True)
     out = np.empty((len(wanted), *array.shape[1:]), dtype=array.dtype)
@@ -234,8 +239,10 @@ def read_rows(array: Array, rows: AnyArray, *, gap_bytes: int = GAP_BYTES, read_
 
 
 def rows_with(values: AnyArray, blocks: Iterable[tuple[int, AnyArray]]) -> npt.NDArray[np.int64]:
-    """The row of each of ``values`` [n], which are different, by the ``blocks`` of what all rows have, each with its
-    first row; -1 of one that no row has."""
+    """Return the row of each of the distinct ``values`` [n], by ``blocks`` of all rows' values; -1 if no row has it.
+
+    Each block comes with its first row.
+    """
     order = np.argsort(values, kind="stable")
     ascending, rows = values[order], np.full(len(values), -1, dtype=np.int64)
     for start, block in blocks:
@@ -246,8 +253,11 @@ def rows_with(values: AnyArray, blocks: Iterable[tuple[int, AnyArray]]) -> npt.N
 
 
 def runs(places: npt.NDArray[np.integer[Any]], *, gap: int = 1, border: int | None = None) -> Iterator[tuple[int, int]]:
-    """Cuts the ascending ``places`` [n] where one is more than ``gap`` after the last, and at each multiple of
-    ``border``: first and last + 1 of each piece, of at least one place."""
+    """Divide the ascending ``places`` [n] where one is more than ``gap`` after the last, and at each multiple of
+    ``border``.
+
+    Returns the first place and the last + 1 of each piece, which has at least one place.
+    """
     apart = np.diff(places) > gap
     if border is not None:
         apart |= np.diff(places // border) != 0
@@ -257,7 +267,7 @@ def runs(places: npt.NDArray[np.integer[Any]], *, gap: int = 1, border: int | No
 
 
 def open_array(group_path: Path, name: str) -> Array:
-    """The array ``name`` of the group at ``group_path``, from its metadata alone."""
+    """Return the array ``name`` of the group at ``group_path``, from its metadata alone."""
     path = group_path / name
     try:
         found = read_array(path)
@@ -275,7 +285,7 @@ def open_array(group_path: Path, name: str) -> Array:
 
 
 def _is_raw(found: "zarr.Array[Any]", array: Array) -> bool:
-    """Whether the chunk files of ``found`` are whole rows, little endian, and nothing else."""
+    """Return whether the chunk files of ``found`` are whole rows, little endian, and nothing else."""
     from zarr.codecs import BytesCodec
 
     chunk = array.chunk_path(1).relative_to(array.path)
@@ -291,12 +301,12 @@ def _is_raw(found: "zarr.Array[Any]", array: Array) -> bool:
 
 
 def damaged(path: Path, error: Exception) -> StoreError:
-    """The error that says that the metadata of the group or array at ``path`` make no sense."""
+    """Return the error for damaged metadata of the group or array at ``path``."""
     return StoreError(f"{path / METADATA_FILE} is damaged: {' '.join(str(error).split())}")
 
 
 def flush(path: Path) -> None:
-    """Have what is written to the file or folder ``path`` on the disk: before a rename that promises it is there."""
+    """Flush the file or folder ``path`` to the disk, before a rename that promises its content."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -305,7 +315,7 @@ def flush(path: Path) -> None:
 
 
 def flush_all(paths: Sequence[Path]) -> None:
-    """Have files or whole folders ``paths`` on the disk, those of them that exist."""
+    """Flush files or whole folders ``paths`` to the disk, those that exist."""
     for path in paths:
         if path.is_dir():
             for inner in path.rglob("*"):
@@ -315,7 +325,7 @@ def flush_all(paths: Sequence[Path]) -> None:
 
 
 def make_folders(path: Path) -> Iterator[Path]:
-    """Make the folder ``path``, and those above it that are missing, to outlast a power cut; yields them."""
+    """Make the folder ``path``, and missing ones above it, such that they survive a power cut; yield them."""
     for folder in reversed((path, *path.parents)):
         if not folder.exists():
             folder.mkdir()
@@ -324,10 +334,9 @@ def make_folders(path: Path) -> Iterator[Path]:
 
 
 def replace_file(path: Path, data: bytes | memoryview | Callable[[BinaryIO], None]) -> None:
-    """Give ``path`` the content ``data``, or what that writes: all of it or, whatever happens, none; what is there
-    outlasts a power cut.
+    """Replace the content of ``path`` by ``data``, or by what that writes: completely or, whatever happens, not at all.
 
-    What is written first beside it, a killed process leaves to the next one that does this.
+    The result survives a power cut. The temporary file beside it that a killed process leaves is used by the next call.
     """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     with open_alone(temporary) as file:
@@ -346,8 +355,10 @@ def replace_file(path: Path, data: bytes | memoryview | Callable[[BinaryIO], Non
 
 
 def open_alone(path: Path, *, wait: bool = True) -> BinaryIO:
-    """The empty file ``path``, to write and read, for as long as it is open for this process alone: it is made, or was
-    left by one that was killed. Without ``wait`` BlockingIOError where another process has it."""
+    """Open the empty file ``path`` exclusively, to write and read; it is made, or was left by a killed process.
+
+    Without ``wait``, BlockingIOError where another process has it.
+    """
     while True:
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b")
         try:
@@ -363,7 +374,7 @@ def open_alone(path: Path, *, wait: bool = True) -> BinaryIO:
 
 
 def lock(descriptor: int, *, wait: bool = False) -> None:
-    """Lock a file or folder for as long as it is open. BlockingIOError where another process has locked it."""
+    """Lock a file or folder as long as it is open; raise BlockingIOError where another process has locked it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError as error:
@@ -372,8 +383,10 @@ def lock(descriptor: int, *, wait: bool = False) -> None:
 
 
 def lock_folder(path: Path) -> int:
-    """An open, locked descriptor of the folder; closed, it gives the lock back. BlockingIOError where another process
-    has locked it."""
+    """Return an open, locked descriptor of the folder; closing it releases the lock.
+
+    BlockingIOError where another process has locked it.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         lock(descriptor)
@@ -384,7 +397,7 @@ def lock_folder(path: Path) -> int:
 
 
 def lock_holder(path: Path) -> str:
-    """Which process has locked the file or folder, to go on with "another process"; empty where it cannot be told."""
+    """Return which process has locked the file or folder, to follow "another process"; empty where it is unknown."""
     with contextlib.suppress(OSError, ValueError):
         status = path.stat()
         place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
@@ -396,9 +409,9 @@ def lock_holder(path: Path) -> str:
 
 
 def exchanged(first: Path, second: Path) -> bool:
-    """Give two files or folders each other's name at once, so that there is one at every moment.
+    """Exchange the names of two files or folders atomically.
 
-    False, and nothing changed, where the system or the file system cannot (NFS, for one).
+    Returns False, with nothing changed, where the system or the file system does not support that (NFS, for one).
     """
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:

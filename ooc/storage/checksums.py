@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checksums of bytes: the CRC-32C of two pieces as one of both together, and one that takes less time.
+"""Checksums of bytes: the CRC-32C of two concatenated pieces from those of both, and a faster checksum.
 
-The checksum of A followed by B is that of A, moved up by the bits of B in the ring of polynomials over GF(2), plus that
-of B (Mark Adler's ``crc32_combine`` of zlib): B itself is not needed for that, nor that A come first.
+The checksum of A followed by B is that of A, shifted by the bits of B in the ring of polynomials over GF(2), plus that
+of B (Mark Adler's ``crc32_combine`` of zlib). It needs neither the bytes of B nor A before B.
 """
 
 from functools import lru_cache
@@ -17,12 +17,13 @@ _ZEROS = bytes(1 << 16)
 
 
 def combined(first: int, second: int, second_nbytes: int) -> int:
-    """The CRC-32C of bytes whose parts have the CRC-32C ``first`` and ``second``, of ``second_nbytes`` bytes."""
+    """Return the CRC-32C of two concatenated parts with the CRC-32C ``first`` and ``second``, the latter of
+    ``second_nbytes``."""
     return _product(_shift(second_nbytes), first) ^ second
 
 
 def of_zeros(nbytes: int) -> int:
-    """The CRC-32C of so many zero bytes."""
+    """Return the CRC-32C of so many zero bytes."""
     checksum = 0
     for start in range(0, nbytes, len(_ZEROS)):
         checksum = google_crc32c.extend(checksum, _ZEROS[: nbytes - start])
@@ -30,8 +31,10 @@ def of_zeros(nbytes: int) -> int:
 
 
 def quick_sum(memory: npt.NDArray[np.uint8]) -> int:
-    """The bytes as 64-bit integers, added up: another one wherever bits are changed or bytes are others', at twice the
-    rate of a CRC. Integers that have changed places are not noticed."""
+    """Return the sum of the bytes as 64-bit integers, at twice the rate of a CRC.
+
+    Changed bits or other bytes change it, but exchanged integers do not.
+    """
     whole = len(memory) // 8 * 8
     rest = int.from_bytes(memory[whole:].tobytes(), "little")
     return (int(memory[:whole].view(np.uint64).sum(dtype=np.uint64)) + rest) % 2**64
@@ -39,7 +42,7 @@ def quick_sum(memory: npt.NDArray[np.uint8]) -> int:
 
 @lru_cache(maxsize=1024)
 def _shift(nbytes: int) -> int:
-    """x to the power of 8 ``nbytes``."""
+    """Return x to the power of 8 ``nbytes``."""
     result, power = _ONE, _ONE >> 8
     while nbytes:
         if nbytes & 1:

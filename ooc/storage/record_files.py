@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records in files, of which more are sorted or joined than memory holds: spread over some, each by a number that it is
-given, and read again in blocks.
+"""Records in files, for sorting or joining more than memory holds: distributed to several files, and read again in
+blocks.
 
-Records are rows of an array: numbers [n], rows of numbers [n, k], or numpy's own [n], of several fields.
+Records are rows of an array: numbers [n], rows of numbers [n, k], or numpy's structured records [n].
 """
 
 from collections.abc import Iterator
@@ -18,19 +18,19 @@ import numpy.typing as npt
 from ooc.storage.array import AnyArray
 
 _BUFFER_BYTES = 1 << 9
-"""Of each file: pieces are larger where memory is not short, and there are many files where it is."""
+"""The write buffer of each file; with enough memory pieces are larger anyway, and with little there are many files."""
 
 
 @dataclass(frozen=True)
 class Records:
-    """``count`` records of the type ``dtype`` in the file at ``path``, which need not be there for none."""
+    """``count`` records of the dtype ``dtype`` in the file at ``path``, which need not exist if there are none."""
 
     path: Path
     count: int
     dtype: np.dtype[Any]
 
     def blocks(self, size: int) -> Iterator[AnyArray]:
-        """All of them in order, at most ``size`` at a time. OSError where the file has fewer."""
+        """Yield all records in order, at most ``size`` at a time; raise OSError where the file has fewer."""
         if not self.count:
             return
         with self.path.open("rb") as file:
@@ -40,7 +40,7 @@ class Records:
                 yield block
 
     def read(self, out: AnyArray) -> None:
-        """All of them, to ``out`` [count]. OSError where the file has fewer."""
+        """Read all records into ``out`` [count]; raise OSError where the file has fewer."""
         with self.path.open("rb") as file:
             self._fill(out, file)
 
@@ -52,7 +52,8 @@ class Records:
 
 
 class RecordFiles:
-    """Spreads records over ``parts`` files in ``folder``, 256 at most, whose names are ``prefix`` and their numbers."""
+    """A writer that distributes records to ``parts`` files in ``folder``, 256 at most, named ``prefix`` with their
+    numbers."""
 
     def __init__(self, folder: Path, parts: int, prefix: str = "") -> None:
         self._folder, self._prefix = folder, prefix
@@ -60,11 +61,11 @@ class RecordFiles:
         self._files: dict[int, BinaryIO] = {}
 
     def path(self, part: int) -> Path:
-        """That of a part's file."""
+        """Return the path of a part's file."""
         return self._folder / f"{self._prefix}{part}.records"
 
     def add(self, records: AnyArray, part_of: npt.NDArray[np.uint8]) -> list[tuple[int, AnyArray]]:
-        """Write ``records``, each to its part, behind those before; what each part gets of them, in one piece."""
+        """Append each of ``records`` to its part's file; return what each part gets, in one piece."""
         records = taken(records, np.argsort(part_of, kind="stable"))  # A radix sort: of bytes, in one pass.
         cuts = [0, *np.cumsum(np.bincount(part_of, minlength=len(self.counts))).tolist()]
         pieces = [(part, records[start:stop]) for part, (start, stop) in enumerate(pairwise(cuts)) if start < stop]
@@ -76,7 +77,7 @@ class RecordFiles:
         return pieces
 
     def close(self) -> None:
-        """Close the files: all of them, even when one has no room to flush."""
+        """Close all files, even when one has no room to flush."""
         with ExitStack() as stack:
             for file in self._files.values():
                 stack.callback(file.close)
@@ -84,7 +85,8 @@ class RecordFiles:
 
 
 def taken(records: AnyArray, places: npt.NDArray[np.int64]) -> AnyArray:
-    """``records[places]``, each moved as a whole: of several fields that is several times faster than one by one."""
+    """Return ``records[places]``; structured records are moved as a whole, which is several times faster than by
+    field."""
     if records.dtype.names is None:
         return records.take(places, axis=0)
     found: AnyArray = records.view(f"V{records.dtype.itemsize}").take(places).view(records.dtype)

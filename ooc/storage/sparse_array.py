@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A matrix of a store of which only the entries that are not zero are kept, row by row (CSR), in three arrays.
+"""A sparse matrix of a store, kept row by row (CSR) in three arrays.
 
 Shapes: N rows, F columns, R rows at hand with E entries.
 """
@@ -20,7 +20,8 @@ _CHUNKS, _LEAST_CHUNK_BYTES = 256, 1 << 16
 
 
 class Entries(NamedTuple):
-    """Entries of R rows: how many each has [R], and row after row their columns [E], ascending, and values [E]."""
+    """The entries of R rows: their number in each [R], and row after row their columns [E], ascending, and values
+    [E]."""
 
     counts: npt.NDArray[np.int64]
     columns: AnyArray
@@ -28,13 +29,13 @@ class Entries(NamedTuple):
 
     @classmethod
     def of_rows(cls, rows: AnyArray) -> "Entries":
-        """Those of dense ``rows`` [R, F]."""
+        """Return the entries of dense ``rows`` [R, F]."""
         at, columns = np.nonzero(rows)
         return cls(np.bincount(at, minlength=len(rows)), columns, rows[at, columns])
 
     @classmethod
     def of_csr(cls, counts: AnyArray, columns: AnyArray, values: AnyArray, width: int) -> "Entries":
-        """Those of rows whose entries come in any order: repeated ones are summed, zeros left out."""
+        """Return the entries of rows in any order: repeated ones are summed, zeros left out."""
         keys = np.repeat(np.arange(len(counts)), counts) * width + columns
         if (keys[1:] <= keys[:-1]).any():
             order = np.argsort(keys, kind="stable")
@@ -47,19 +48,19 @@ class Entries(NamedTuple):
 
     @property
     def rows(self) -> npt.NDArray[np.int64]:
-        """Of every entry [E]."""
+        """The row of every entry [E]."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
     def dense(self, columns: int) -> AnyArray:
-        """The rows [R, F], ``columns`` being F."""
+        """Return the dense rows [R, F], ``columns`` being F."""
         out = np.zeros((len(self.counts), columns), dtype=self.values.dtype)
         out[self.rows, self.columns.view(f"u{self.columns.itemsize}")] = self.values  # a negative one is none
         return out
 
 
 class SparseArray(Array):
-    """A matrix [N, F] of a store, read like any array: its rows come dense. ``indptr`` [N + 1], ``indices`` and
-    ``values`` [entries] are what is kept of it."""
+    """A sparse matrix [N, F] of a store, read like any array, as dense rows; stored as ``indptr`` [N + 1], ``indices``
+    and ``values`` [entries]."""
 
     def __init__(self, name: str, path: Path, columns: int, parts: dict[str, Array]) -> None:
         self.indptr, self.indices, self.values = (parts[f"{name}/{part}"] for part in PARTS)
@@ -67,11 +68,11 @@ class SparseArray(Array):
 
     @property
     def entries(self) -> int:
-        """How many are kept."""
+        """The number of stored entries."""
         return self.values.shape[0]
 
     def read_entries(self, start: int, stop: int) -> Entries:
-        """Those of the rows ``[start, stop)``."""
+        """Return the entries of the rows ``[start, stop)``."""
         ends = self.indptr.read(start, stop + 1)
         columns, values = (part.read(int(ends[0]), int(ends[-1])) for part in (self.indices, self.values))
         return Entries(np.diff(ends), columns, values)
@@ -83,18 +84,18 @@ class SparseArray(Array):
             raise StoreError(f"{self.path} is damaged: {error} (ooc verify finds more)") from error
 
     def checksums(self) -> npt.NDArray[np.uint32]:
-        """Those of its three arrays, one behind the other."""
+        """Return the checksums of its three arrays, concatenated."""
         return np.concatenate([part.checksums() for part in (self.indptr, self.indices, self.values)])
 
 
 def most_entries(shape: tuple[int, int], dtype: npt.DTypeLike) -> int:
-    """With how many entries a matrix takes as much without its zeros as with them."""
+    """Return the number of entries with which a sparse matrix takes as much as a dense one."""
     itemsize = np.dtype(dtype).itemsize
     return max(1, shape[0] * shape[1] * itemsize // (4 + itemsize))
 
 
 class EntriesWriter:
-    """Writes a matrix without its zeros, of ``most_entries`` at most; else as ``ArrayWriter`` does."""
+    """A writer of a sparse matrix of at most ``most_entries``, used like ``ArrayWriter``."""
 
     def __init__(self, path: Path, name: str, shape: tuple[int, int], dtype: npt.DTypeLike) -> None:
         most = most_entries(shape, dtype)
@@ -116,7 +117,7 @@ class EntriesWriter:
         return self._writers["values"].rows
 
     def append(self, block: Entries) -> None:
-        """Add rows, whose values are of the matrix's type."""
+        """Add rows, whose values have the matrix's dtype."""
         self._writers["indptr"].append(self.entries + np.cumsum(block.counts))
         self._writers["indices"].append(block.columns.astype(INDEX_DTYPE))
         self._writers["values"].append(block.values)

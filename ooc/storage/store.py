@@ -22,22 +22,22 @@ from ooc.storage.zarr_json import METADATA_FILE, of_group, read_group
 from ooc.suggestions import did_you_mean_path
 
 FORMAT_VERSION = 7
-"""Of new stores. Those of versions before, which knew less of what a store may hold, are read as they are."""
+"""The version of new stores. Stores of earlier versions, which have fewer features, are read as they are."""
 PARTIAL_SUFFIX = ".partial"
 SPLITS = ("train", "valid", "test")
 _BLOCK_ROWS, _BLOCK_BYTES = 1 << 16, 4 << 20
 _OF_THE_MAKING = ("name", "created", "source")
-"""Attributes in which a store and another one of the same contents may differ."""
+"""Attributes in which stores of the same contents may differ."""
 _COUNTS = ("num_nodes", "num_edges", "num_features", "num_classes", "num_self_loops")
 
 
 class Task(Enum):
-    """What the labels of a store are. N nodes, L = ``num_classes``; no node may be scored without a label. Of a store
-    of many graphs labels are of these: then N counts them, and what follows says graph for node.
+    """The kind of a store's labels. N nodes, L = ``num_classes``; no node may be scored without a label.
 
-    ``CLASSES``: ``y`` [N] int64, a class of each node, -1: none. ``MULTILABEL``: ``y`` [N, L] int8, 0 or 1 for
-    each of L questions, -1: not known. ``VALUES``: ``y`` [N, L] float32, or float64 beside features of that type,
-    NaN: not known. A row of which nothing is known has no label.
+    In a store of many graphs, labels belong to graphs: then N counts graphs, and "node" below means graph. ``CLASSES``:
+    ``y`` [N] int64, a class of each node, -1: none. ``MULTILABEL``: ``y`` [N, L] int8, 0 or 1 for each of L questions,
+    -1: unknown. ``VALUES``: ``y`` [N, L] float32, or float64 beside features of that dtype, NaN: unknown. A row of only
+    unknown entries has no label.
     """
 
     CLASSES = "classes"
@@ -45,28 +45,29 @@ class Task(Enum):
     VALUES = "values"
 
     def dtype(self, features: str) -> np.dtype[Any]:
-        """The type of ``y`` beside features of type ``features``."""
+        """Return the dtype of ``y`` beside features of dtype ``features``."""
         values = "float64" if features == "float64" else "float32"
         return np.dtype({Task.CLASSES: "int64", Task.MULTILABEL: "int8", Task.VALUES: values}[self])
 
     def labelled(self, y: AnyArray) -> npt.NDArray[np.bool_]:
-        """Which rows of ``y`` [n] or [n, L] have a label, or some of theirs, [n]; for rows that are :meth:`valid`."""
+        """Return which rows of ``y`` [n] or [n, L] have a label, or some of their labels, [n]; for :meth:`valid`
+        rows."""
         known = self.known(y)
         return known if self is Task.CLASSES else np.asarray(known.any(axis=1))
 
     def known(self, y: AnyArray) -> npt.NDArray[np.bool_]:
-        """Which entries of ``y`` are there, of its shape."""
+        """Return which entries of ``y`` are known, in its shape."""
         return np.asarray(~np.isnan(y) if self is Task.VALUES else y >= 0)
 
     def incomplete(self, y: AnyArray) -> npt.NDArray[np.bool_]:
-        """Which rows of ``y`` [n] or [n, L] have some of their labels, but not all, [n]."""
+        """Return which rows of ``y`` [n] or [n, L] have some of their labels, but not all, [n]."""
         if self is Task.CLASSES:
             return np.zeros(len(y), dtype=np.bool_)
         known = self.known(y)
         return np.asarray(known.any(axis=1) & ~known.all(axis=1))
 
     def valid(self, y: AnyArray, num_classes: int) -> npt.NDArray[np.bool_]:
-        """Which rows of ``y`` [n] or [n, L] are a label or none, as this task has them, [n]."""
+        """Return which rows of ``y`` [n] or [n, L] are valid labels of this task, or none, [n]."""
         if self is Task.CLASSES:
             return np.asarray((y >= -1) & (y < num_classes))
         if self is Task.MULTILABEL:
@@ -74,7 +75,7 @@ class Task(Enum):
         return np.asarray((~np.isinf(y)).all(axis=1))
 
     def meaning(self, num_classes: int) -> str:
-        """What a valid label is, for messages."""
+        """The meaning of a valid label, for messages."""
         return {
             Task.CLASSES: f"the classes are 0 to {num_classes - 1}, -1 for none",
             Task.MULTILABEL: "labels are 0 or 1, or -1 where they are missing",
@@ -86,17 +87,16 @@ class Store:
     """A store opened for reading. Holds metadata only, no open file; made by :func:`open_store`.
 
     Attributes: ``path``, ``name``, ``num_nodes``, ``num_edges`` (entries of ``in/indices``), ``num_features`` (0:
-    none), ``num_classes``, ``task`` (what its labels are), ``undirected``, ``num_self_loops``, ``has_edge_weight``,
-    ``num_edge_features`` (0: none), ``source`` (what was converted and how), ``attributes`` (everything in the group's
-    metadata), ``ids`` and ``class_names`` (what the source calls nodes and classes). ``num_incomplete``: nodes that
-    have some of their labels only. ``sparse_features``: the features, where they are kept without their zeros; None
-    where all of them are kept. ``undirected``: each edge is there both ways, with the same data. ``num_graphs``: of a
-    store of many graphs, G: the rows ``graphs/indptr[g]`` to ``graphs/indptr[g + 1]`` are graph g's, and labels and
-    splits are of graphs. Otherwise 0. ``types``: those of nodes and edges, where there are several (None: one each).
-    Then ``num_nodes``, ``num_features``, labels, splits and ids are those of the type that is labelled, ``num_edges``
-    those of all types together, and weights some types' edges have; how many features is said by type.
-    ``parts``: the types, one of each ("", ``ONLY``) where there are none. ``node_counts``: its nodes. ``identity``:
-    what tells the folder that was opened from another one of the same name; None: of no folder.
+    none), ``num_classes``, ``task`` (the kind of labels), ``undirected`` (each edge exists in both directions, with the
+    same data), ``num_self_loops``, ``has_edge_weight``, ``num_edge_features`` (0: none), ``source`` (what was converted
+    and how), ``attributes`` (all of the group's metadata), ``ids`` and ``class_names`` (the source's names of nodes and
+    classes). ``num_incomplete``: nodes with only some of their labels. ``sparse_features``: the features, if they are
+    sparse, else None. ``num_graphs``: in a store of many graphs, G; graph g has the rows ``graphs/indptr[g]`` to
+    ``graphs/indptr[g + 1]``, and labels and splits belong to graphs; otherwise 0. ``types``: the types of a
+    heterogeneous graph, else None. Then ``num_nodes``, ``num_features``, labels, splits and ids are those of the
+    labelled type, ``num_edges`` counts the edges of all types, and some types' edges may have weights; the number of
+    features is by type. ``parts``: the types, or one of each ("", ``ONLY``). ``node_counts``: nodes by type.
+    ``identity``: distinguishes the opened folder from another one of the same name; None without a folder.
     """
 
     def __init__(
@@ -132,8 +132,10 @@ class Store:
         return f"Store({str(self.path)!r}, num_nodes={self.num_nodes}, num_edges={self.num_edges})"
 
     def check_one_graph(self, what: str, *, takes_types: bool = False) -> None:
-        """StoreError for a store of many graphs, or of several types if it does not take those; ``what``: is done with
-        the nodes of one."""
+        """Raise StoreError for a store of many graphs, or for a heterogeneous one unless it ``takes_types``.
+
+        ``what``: the operation on the nodes of one graph, for the message.
+        """
         if self.types is not None and not takes_types:
             raise StoreError(
                 f"{self.path} has {len(self.types.nodes)} types of nodes and {len(self.types.edges)} of edges, and "
@@ -146,15 +148,20 @@ class Store:
             )
 
     def check_unreplaced(self) -> None:
-        """StoreError where the path leads to another store than the one that was opened: what is read from now on, or
-        was since the last check, is not of one store. Aggregations kept in the store (``agg/``) do not count."""
+        """Raise StoreError where the path leads to another store than the one that was opened.
+
+        Whatever was read since the last check may then not belong to this store. Aggregations kept in it (``agg/``) do
+        not count.
+        """
         if self._identity is not None and _identity(self.path) != self._identity:
             raise StoreError(f"the store {self.path} was replaced or changed while it was in use; start again")
 
     @contextlib.contextmanager
     def unreplaced(self) -> Iterator[None]:
-        """What is read within is of this store: StoreError where it is replaced before the end, whatever that leads to,
-        such as bytes of one store that checksums of the other do not tell of."""
+        """Within this context, reads belong to this store: StoreError at the end if it was replaced meanwhile.
+
+        The error replaces any other error that follows from the replacement, such as a wrong checksum.
+        """
         self.check_unreplaced()
         try:
             yield
@@ -165,7 +172,7 @@ class Store:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Keep the folder open: until then no other one can get its inode, nor a file system forget that number.
+        """Keep the folder open within this context, so that its inode number cannot be reused.
 
         StoreError where it has been replaced already.
         """
@@ -180,7 +187,7 @@ class Store:
                 os.close(descriptor)
 
     def array(self, name: str) -> Array:
-        """The array ``name``: ``"x"``, ``"y"``, ``"split/train"``, … StoreError if absent."""
+        """Return the array ``name``: ``"x"``, ``"y"``, ``"split/train"``, … StoreError if absent."""
         if name == "x" and self.sparse_features is not None:
             return self.sparse_features
         if name == "x":
@@ -191,23 +198,25 @@ class Store:
         return self._arrays[name]
 
     def has(self, name: str) -> bool:
-        """Whether the store has the array ``name``."""
+        """Return whether the store has the array ``name``."""
         return name in self._arrays
 
     def arrays(self) -> list[str]:
-        """The names of all arrays, sorted."""
+        """Return the names of all arrays, sorted."""
         return sorted(self._arrays)
 
     def topology(self, direction: str) -> tuple[Array, Array]:
-        """``(indptr, indices)`` by ``"in"`` or ``"out"`` edges, the same arrays where undirected; ``"x"``: of features
-        that are kept without their zeros, whose values are their :meth:`edge_data`. Of a store with types by
-        ``"edges/author__writes__paper/in"``."""
+        """Return ``(indptr, indices)`` of the ``"in"`` or ``"out"`` edges, the same arrays if undirected.
+
+        ``"x"``: of sparse features, whose values are their :meth:`edge_data`. In a heterogeneous store by
+        ``"edges/author__writes__paper/in"``.
+        """
         folder = self._folder(direction)
         return self.array(f"{folder}/indptr"), self.array(f"{folder}/indices")
 
     def neighbours(self, direction: str) -> int:
-        """How many there may be to lead to by the ``indices`` of a topology: nodes of the type at the other end, and of
-        features their columns."""
+        """Return the number that the ``indices`` of a topology are below: nodes at the other end, or columns of
+        features."""
         if direction == "x":
             return self.num_features
         if (kind := self._edge_types.get(direction)) is None:
@@ -215,22 +224,27 @@ class Store:
         return self.node_counts[kind.source if direction.endswith("in") else kind.target]
 
     def edge_weight(self, direction: str) -> Array:
-        """The weights [E] of the edges, in the order of that direction's indices. StoreError if they have none."""
+        """Return the weights [E] of the edges, in the order of that direction's indices. StoreError if they have
+        none."""
         return self.array(f"{self._folder(direction)}/{EDGE_WEIGHT}")
 
     def edge_features(self, direction: str) -> Array:
-        """The features [E, F] of the edges, in the order of that direction's indices. StoreError if they have none."""
+        """Return the features [E, F] of the edges, in the order of that direction's indices. StoreError if they have
+        none."""
         return self.array(f"{self._folder(direction)}/{EDGE_FEATURES}")
 
     def edge_data(self, direction: str) -> list[Array]:
-        """All there is of that direction besides topology: weights, then features; empty for most stores."""
+        """Return all edge data in that direction: weights, then features; empty for most stores."""
         folder = self._folder(direction)
         names = ["values"] if folder == "x" else self.parts.edge_data_shapes(self._edge_types[folder])
         return [self.array(f"{folder}/{name}") for name in names]
 
     def self_loops(self, direction: str) -> int | None:
-        """How many edges of a topology lead to where they begin; ``in/self_loops`` has those of each row, where there
-        are any. None between nodes of two types, and where nobody has counted."""
+        """Return how many edges of a topology are self-loops; None between two node types, and where they were not
+        counted.
+
+        ``in/self_loops`` has those of each row, if there are any.
+        """
         return self.parts.self_loops.get(self._edge_types[direction])
 
     def _folder(self, direction: str) -> str:
@@ -239,7 +253,7 @@ class Store:
         return "in" if self.undirected and direction == "out" else direction
 
     def joined_by(self, arrays: Mapping[str, Array], *, neighbours: int) -> "Store":
-        """The same store with further ``arrays``, which lie elsewhere; topologies among them lead to so many
+        """Return the same store with further ``arrays`` from elsewhere; the indices of their topologies are below
         ``neighbours``."""
         joined = Store(self.path, self.attributes, {**self._arrays, **arrays}, identity=self._identity)
         joined._neighbours = neighbours
@@ -247,26 +261,27 @@ class Store:
 
     @property
     def id_type(self) -> np.dtype[Any]:
-        """Of what the source calls a node: int64, or bytes (``S``) of UTF-8 as long as the longest."""
+        """The dtype of the source's ids: int64, or bytes (``S``) of UTF-8 as long as the longest."""
         return self.id_type_of("")
 
     def id_type_of(self, node_type: str) -> np.dtype[Any]:
-        """The same of nodes of a type; "": of those that are labelled."""
+        """Return the dtype of the ids of a node type; "": of the labelled type."""
         width = self._id_bytes.get(node_type, 0)
         return np.dtype(f"S{width}") if width else np.dtype(np.int64)
 
     def _of_nodes(self, node_type: str, name: str) -> str:
-        """The array ``name`` of a type of nodes, "" being the one that is labelled, whose names are short."""
+        """Return the array ``name`` of a node type; "" is the labelled type, whose arrays have short names."""
         return of_nodes("" if node_type == self.parts.labelled else node_type, name)
 
     def ids_of_rows(self) -> Iterator[tuple[int, AnyArray]]:
-        """``(first row, ids)``: what the source calls the nodes in the store's rows, some at a time."""
+        """Yield ``(first row, ids)``: the source's ids of the nodes in the store's rows, some at a time."""
         size = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // self.id_type.itemsize))
         for start in range(0, self.num_nodes, size):
             yield start, self.read_ids(start, min(start + size, self.num_nodes))
 
     def read_ids(self, start: int, stop: int, node_type: str = "") -> AnyArray:
-        """What the source calls the nodes in the rows ``[start, stop)``, [n] of :meth:`id_type_of` their type."""
+        """Return the source's ids of the nodes in the rows ``[start, stop)``, [n] with the dtype of
+        :meth:`id_type_of`."""
         name = self._of_nodes(node_type, "ids")
         if not self.has(name):
             return self.read_numbers(start, stop, node_type)
@@ -274,14 +289,17 @@ class Store:
         return ids if ids.ndim == 1 else ids.view(self.id_type_of(node_type)).reshape(-1)
 
     def read_numbers(self, start: int, stop: int, node_type: str = "") -> AnyArray:
-        """The numbers before conversion of the nodes of a type in the rows ``[start, stop)``, int64 [n]."""
+        """Return the numbers before conversion of a type's nodes in the rows ``[start, stop)``, int64 [n]."""
         name = self._of_nodes(node_type, "perm")
         return self.array(name).read(start, stop) if self.has(name) else np.arange(start, stop)
 
     @property
     def ids(self) -> AnyArray | None:
-        """What the source calls each node, [N] in the order of predictions, read anew: int64, or texts (``str``
-        objects). None where that is 0 … N-1."""
+        """The source's ids of all nodes, [N] in the order of predictions, read on each access: int64, or texts (``str``
+        objects).
+
+        None where they are 0 … N-1.
+        """
         if not self.has("ids"):
             return None
         texts = self.id_type.kind == "S"
@@ -293,28 +311,30 @@ class Store:
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
-        """What the source calls each class, by its number in ``y``; None where it calls them by numbers."""
+        """The source's names of the classes, by their numbers in ``y``; None where they are numbers."""
         names = self.attributes.get("class_names")
         return tuple(str(name) for name in names) if names else None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all files of the store, as they are on disk."""
+        """The bytes of all files of the store on disk."""
         return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
 
     def fingerprint(self) -> dict[str, Any]:
-        """What tells its contents from those of another store: what its attributes say of them, and by array a checksum
-        over those of the chunks. Equal for a copy, and for another conversion to the same bytes."""
+        """Return what identifies the contents: attributes, and by array a checksum over those of its chunks.
+
+        It is equal for a copy, and for another conversion to the same bytes.
+        """
         said = {name: value for name, value in self.attributes.items() if name not in _OF_THE_MAKING}
         return said | {name: self.checksum(name) if self.array(name).has_checksums else None for name in self.arrays()}
 
     def checksum(self, name: str) -> int:
-        """Over the checksums of an array's chunks."""
+        """Return a checksum over the checksums of an array's chunks."""
         return int(google_crc32c.value(self.array(name).checksums().tobytes()))
 
     @property
     def split_sizes(self) -> dict[str, int]:
-        """Nodes, or graphs, in each of ``train``, ``valid``, ``test``."""
+        """The numbers of nodes, or graphs, in ``train``, ``valid``, ``test``."""
         return {split: int(self.attributes["split_sizes"][split]) for split in SPLITS}
 
 
@@ -322,8 +342,10 @@ Identity = tuple[tuple[int, ...], ...]
 
 
 def _identity(path: Path) -> Identity | None:
-    """Which folder ``path`` leads to, and which metadata file in it; None: to no store. An inode's number is used
-    again once its folder is removed, which is why the file's size and time are asked for, too."""
+    """Return the identity of the folder at ``path`` and of its metadata file; None without a store.
+
+    The inode of a removed folder is reused; therefore the file's size and time are included.
+    """
     try:
         folder, file = path.stat(), (path / METADATA_FILE).stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -334,12 +356,12 @@ def _identity(path: Path) -> Identity | None:
 
 
 def task_of(attributes: dict[str, Any]) -> Task:
-    """The task that a group's ``attributes`` name; ValueError for one that is not known."""
+    """Return the task that a group's ``attributes`` name; raise ValueError for an unknown one."""
     return Task(attributes.get("task", Task.CLASSES.value))
 
 
 def array_shapes(attributes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The arrays that a store of these attributes must have, and their shapes."""
+    """Return the arrays that a store with these attributes must have, with their shapes."""
     nodes, graphs = int(attributes["num_nodes"]), int(attributes.get("num_graphs", 0))
     labelled = graphs or nodes
     classes = () if task_of(attributes) is Task.CLASSES else (int(attributes["num_classes"]),)
@@ -357,8 +379,8 @@ def array_shapes(attributes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def array_path(attributes: dict[str, Any], name: str) -> str:
-    """Where in a store of these attributes the array ``name`` lies: of one with types, labels are in the group of the
-    type that has them."""
+    """Return the path of the array ``name`` in a store with these attributes; in a heterogeneous one, labels are in the
+    group of their type."""
     return name if name.startswith((f"{NODES}/", f"{EDGES}/")) else of_nodes(attributes.get("labelled", ""), name)
 
 
@@ -402,7 +424,7 @@ def open_store(path: str | Path) -> Store:
 
 
 def write_groups(path: Path, attributes: dict[str, Any]) -> None:
-    """Write the metadata of all groups of the store of these attributes at the folder ``path``, its own last."""
+    """Write the metadata of all groups of the store with these attributes at the folder ``path``, its own last."""
     names = [array_path(attributes, name) for name in array_shapes(attributes)]
     names += map(features_name, Types.of_any(attributes).nodes)  # of which some may have no array
     for group in {parent for name in names for parent in PurePath(name).parents if parent.name}:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Breadth-first search from rows backwards over in-edges, the edges left on disk.
+"""Breadth-first search from rows backwards over in-edges, which stay on disk.
 
-Layer K of a GNN computes the rows that are scored, layer K-1 their in-neighbours too, and so on: what
-lies further away cannot reach the loss. Each row's in-edges are read at most once, when it is newly
-reached; memory is a byte a node besides a few megabytes.
+Layer K of a GNN computes the scored rows, layer K-1 also their in-neighbours, and so on; rows further away cannot reach
+the loss. Each row's in-edges are read at most once, when it is newly reached; memory is a byte per node and a few
+megabytes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,21 +24,22 @@ Ids = npt.NDArray[np.int64]
 _ROWS = 1 << 17
 _EDGES = 1 << 19
 _GAP_EDGES = 1 << 15
-"""Edges of rows not wanted that are read along rather than skipped: a read costs about as much as 128 KiB."""
+"""Edges of unwanted rows that are read along instead of skipped: a read costs about as much as 128 KiB."""
 
 
 def nearest(store: Store, seeds: Sequence[Mask], most: int, listener: Listener = ignore) -> Hops:
-    """How far, and which: ``d * len(seeds) + k`` for rows d steps backwards over in-edges from the nearest row of all
-    the ``seeds``, k being the first of these masks, each ``[N]``, that has a row so near. Of one mask: the steps.
+    """Return the distance and the set of the nearest seed: ``d * len(seeds) + k`` for rows d steps backwards over
+    in-edges.
 
-    ``[N]``, in the smallest unsigned type; its largest value for rows more than ``most`` steps away.
+    ``seeds`` are masks, each ``[N]``; k is the first of them with a row at this distance. With one mask it is the
+    distance. The result is ``[N]`` in the smallest unsigned dtype; its largest value stands for rows more than ``most``
+    steps away.
     """
     return nearest_by_type(store, seeds, most, listener)[""]
 
 
 def nearest_by_type(store: Store, seeds: Sequence[Mask], most: int, listener: Listener = ignore) -> dict[str, Hops]:
-    """The same for the rows of every type of nodes, the seeds being of the one that is labelled; "" where there is but
-    one."""
+    """Return the same for the rows of every node type, with seeds of the labelled type; "" in a homogeneous store."""
     if any(mask.shape != (store.num_nodes,) for mask in seeds) or most < 0:
         raise ValueError(f"seeds of shapes {[mask.shape for mask in seeds]}, {most} steps, {store.num_nodes} rows")
     nodes, kinds = store.node_counts, len(seeds)
@@ -74,12 +75,13 @@ def nearest_by_type(store: Store, seeds: Sequence[Mask], most: int, listener: Li
 
 
 def farthest_of(hops: Hops) -> int:
-    """The largest distance in ``hops`` but for rows not reached; 0 where there is none."""
+    """Return the largest distance in ``hops`` of any reached row; 0 if there is none."""
     return int(hops.max(where=hops != np.iinfo(hops.dtype).max, initial=0))
 
 
 def check_range(array: Array, entries: npt.NDArray[np.integer[Any]], rows: int) -> None:
-    """StoreError where ``entries`` of a topology are no rows of the store: they would be used as offsets."""
+    """Raise StoreError where ``entries`` of a topology are no rows of the store, since they would be used as
+    offsets."""
     if len(entries) and (int(entries.min()) < 0 or int(entries.max()) >= rows):
         raise StoreError(f"{array.name}: there are indices outside 0 to {rows - 1} (ooc verify finds more)")
 
@@ -92,7 +94,7 @@ def _count(found: Hops, low: int, high: int) -> int:
 def _sources(
     indptr: Array, indices: Array, found: Hops, value: int, sources: int
 ) -> Iterator[npt.NDArray[np.integer[Any]]]:
-    """The sources, one of so many each, of all in-edges of the rows that were found as ``value``, in pieces."""
+    """Yield the sources, below ``sources``, of all in-edges of the rows found as ``value``, in pieces."""
     for start in range(0, len(found), _ROWS):
         wanted = found[start : start + _ROWS] == value
         here = np.flatnonzero(wanted)
@@ -104,7 +106,7 @@ def _sources(
 
 
 def _pieces(wanted: Mask, offsets: Ids, indices: Array, rows_in_all: int) -> Iterator[npt.NDArray[np.integer[Any]]]:
-    """Entries of the ``wanted`` rows ``[n]``, which lie between the ``offsets`` ``[n + 1]``."""
+    """Yield entries of the ``wanted`` rows ``[n]``, which are between the ``offsets`` ``[n + 1]``."""
     rows = np.flatnonzero(wanted & (offsets[1:] > offsets[:-1]))
     if not len(rows):
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The types of nodes and edges of a store that has several, named as PyG's ``HeteroData`` names them."""
+"""The node and edge types of a heterogeneous store, named as in PyG's ``HeteroData``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 NODES, EDGES = "nodes", "edges"
 """The groups of a store that hold a group for each type."""
 EDGE_WEIGHT, EDGE_FEATURES = "edge_weight", "edge_features"
-"""The arrays of what edges carry."""
+"""The arrays of edge data."""
 
 
 class EdgeType(NamedTuple):
-    """Edges of one kind, from nodes of type ``source`` to nodes of type ``target``."""
+    """An edge type, from nodes of type ``source`` to nodes of type ``target``."""
 
     source: str
     relation: str
@@ -25,17 +25,17 @@ class EdgeType(NamedTuple):
 
     @property
     def group(self) -> str:
-        """What the names of its arrays begin with, ``edges/author__writes__paper/``; nothing where it is ``ONLY``."""
+        """The prefix of its arrays' names, ``edges/author__writes__paper/``; empty for ``ONLY``."""
         return f"{EDGES}/{self.folder}/" if self.relation else ""
 
     @property
     def reverse(self) -> "EdgeType":
-        """That of its edges the other way round, as PyG's ``ToUndirected`` names it."""
+        """The type of its reverse edges, as PyG's ``ToUndirected`` names it."""
         return EdgeType(self.target, f"rev_{self.relation}", self.source)
 
     @property
     def within_type(self) -> bool:
-        """Whether they lead from nodes to nodes of the same type."""
+        """Whether both ends have the same node type."""
         return self.source == self.target
 
     def __str__(self) -> str:
@@ -43,18 +43,20 @@ class EdgeType(NamedTuple):
 
 
 ONLY = EdgeType("", "", "")
-"""The one type of edges of a store without types, between nodes of type ""."""
+"""The edge type of a homogeneous store, between nodes of type ""."""
 
 
 @dataclass(frozen=True, slots=True)
 class Types:
-    """``nodes`` and ``features`` by node type, ``edges`` by edge type: their numbers (of features 0: none);
-    ``labelled``: the node type that has labels and splits. ``weighted``: the edge types whose edges have weights;
-    ``edge_features``: how many features those have that have any; ``self_loops``: how many edges within a node type are
-    such (not there: not known). ``id_bytes``: of the node types without labels whose nodes the source calls otherwise
-    than by their numbers, the bytes of the longest text, 0 where those are numbers. ``hops``: of a store in hop order,
-    by node type the rows within 0, 1, … steps of scored rows, and those that hold all within as many of training
-    rows."""
+    """The types of a heterogeneous store, with their sizes.
+
+    ``nodes`` and ``features``: by node type, the numbers of nodes and of features (0: none); ``edges``: by edge type,
+    their numbers; ``labelled``: the node type that has labels and splits. ``weighted``: the edge types with weights;
+    ``edge_features``: the numbers of edge features, by edge types that have any; ``self_loops``: their number, by edge
+    types within a node type (absent: unknown). ``id_bytes``: by unlabelled node type with ids other than numbers 0 …
+    N-1, the bytes of the longest text, 0 for integers. ``hops``: in a store in hop order, by node type the rows within
+    0, 1, … steps of scored rows, and those that contain all within as many steps of training rows.
+    """
 
     nodes: Mapping[str, int]
     features: Mapping[str, int]
@@ -68,8 +70,10 @@ class Types:
 
     @classmethod
     def of(cls, attributes: Mapping[str, Any]) -> "Types | None":
-        """Those of a store of these attributes; None where it has but one. AttributeError, KeyError, TypeError or
-        ValueError where they are none."""
+        """Return the types of a store with these attributes; None for a homogeneous one.
+
+        AttributeError, KeyError, TypeError or ValueError for malformed ones.
+        """
         if "node_types" not in attributes:
             return None
         nodes = {str(name): int(kind["num_nodes"]) for name, kind in attributes["node_types"].items()}
@@ -97,7 +101,7 @@ class Types:
 
     @classmethod
     def of_any(cls, attributes: Mapping[str, Any]) -> "Types":
-        """The same; of a store without types the one type of each, "" and ``ONLY``."""
+        """Return the types; for a homogeneous store one of each, "" and ``ONLY``."""
         columns = int(attributes.get("num_edge_features", 0))
         return cls.of(attributes) or cls(
             {"": int(attributes["num_nodes"])},
@@ -110,7 +114,7 @@ class Types:
         )
 
     def attributes(self) -> dict[str, Any]:
-        """What ``of`` reads."""
+        """Return the attributes that ``of`` reads."""
         return {
             "node_types": {
                 name: {
@@ -135,12 +139,14 @@ class Types:
         }
 
     def by_folder(self, folder: str) -> EdgeType:
-        """The edge type of that group."""
+        """Return the edge type of that group."""
         return next(one for one in self.edges if one.folder == folder)
 
     def array_shapes(self, *, undirected: bool) -> dict[str, tuple[int, ...]]:
-        """The arrays of features and edges, of what the source calls nodes, and of original numbers where rows are no
-        longer in that order, and their shapes; but for the type that is labelled, which has such numbers anyway."""
+        """Return the arrays of features, edges, ids, and, if rows were reordered, original numbers, with their shapes.
+
+        The labelled type is left out of the last, since it always has original numbers.
+        """
         shapes: dict[str, tuple[int, ...]] = {
             features_name(name): (count, self.features[name])
             for name, count in self.nodes.items()
@@ -158,22 +164,22 @@ class Types:
         return shapes
 
     def edge_data_shapes(self, kind: EdgeType) -> dict[str, tuple[int, ...]]:
-        """The arrays of what edges of that type carry, in each direction, and their shapes."""
+        """Return the arrays of that type's edge data, in each direction, with their shapes."""
         weights = {EDGE_WEIGHT: (self.edges[kind],)} if kind in self.weighted else {}
         features = self.edge_features.get(kind)
         return {**weights, **({EDGE_FEATURES: (self.edges[kind], features)} if features else {})}
 
 
 def of_nodes(node_type: str, name: str) -> str:
-    """Where the array ``name`` of the nodes of a type lies; "" is the one type of a store without types."""
+    """Return the path of the array ``name`` of a node type; "" is the type of a homogeneous store."""
     return f"{NODES}/{node_type}/{name}" if node_type else name
 
 
 def ids_shape(nodes: int, id_bytes: int) -> tuple[int, ...]:
-    """Of what the source calls so many nodes: whole numbers, or texts of so many bytes at most."""
+    """Return the shape of the ids of so many nodes: integers, or texts of at most so many bytes."""
     return (nodes, id_bytes) if id_bytes else (nodes,)
 
 
 def features_name(node_type: str) -> str:
-    """The matrix of the features of a node type."""
+    """Return the name of the matrix of a node type's features."""
     return of_nodes(node_type, "x")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does a store hold what it says? Everything is read once or twice, in blocks; memory stays bounded."""
+"""Verification of a store's contents. Everything is read once or twice, in blocks; memory is bounded."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,12 +23,12 @@ Ids = npt.NDArray[np.int64]
 
 
 def verify(store: Store, listener: Listener = ignore) -> list[str]:
-    """What is wrong with ``store``, a line each; empty when it is intact.
+    """Return what is wrong with ``store``, a line each; empty when it is intact.
 
-    Checks checksums and completeness of all arrays, labels, splits and original ids, finite features, and
-    of each direction: row offsets, sorted indices in range, finite edge data, self-loop counts, and that the two
-    directions have the same edges with the same data (by two sums of hashes over all edges, which do not depend on
-    their order). StoreError where the store is replaced meanwhile.
+    Checks checksums and completeness of all arrays, labels, splits and original ids, and that features are finite. In
+    each direction it checks row offsets, sorted indices in range, finite edge data, and self-loop counts. It also
+    checks that both directions have the same edges with the same data, by two sums of hashes over all edges, which do
+    not depend on their order. StoreError where the store is replaced meanwhile.
     """
     with store.unreplaced():
         if problems := _chunks(store, listener):
@@ -42,7 +42,7 @@ def verify(store: Store, listener: Listener = ignore) -> list[str]:
 
 
 def _topology(store: Store, group: str, listener: Listener) -> list[str]:
-    """Of the edges in ``group``, ``""`` or ``"edges/author__writes__paper/"``."""
+    """Yield what is wrong with the edges in ``group``, ``""`` or ``"edges/author__writes__paper/"``."""
     inward = _direction(store, f"{group}in", listener)
     problems = inward.problems
     outward = inward if store.undirected else _direction(store, f"{group}out", listener)
@@ -134,7 +134,7 @@ class _PairSums:
     totals: tuple[int, ...] = (0, 0)
 
     def add(self, left: AnyArray, right: AnyArray, carried: npt.NDArray[np.uint64] | None = None) -> None:
-        """Add pairs; ``carried``: a hash of what each has besides."""
+        """Add pairs; ``carried``: a hash of each pair's data."""
         pairs = mixed(left.astype(np.uint64) * GOLDEN) + right.astype(np.uint64)
         if carried is not None:
             pairs = mixed(pairs * GOLDEN) + carried
@@ -144,7 +144,7 @@ class _PairSums:
 
 @dataclass
 class _Direction:
-    """What one direction's arrays came to: sums over (row, column) and over (column, row)."""
+    """The sums over one direction's (row, column) and (column, row)."""
 
     problems: list[str] = field(default_factory=list)
     edges: _PairSums = field(default_factory=_PairSums)
@@ -152,7 +152,8 @@ class _Direction:
 
 
 def _direction(store: Store, side: str, listener: Listener) -> _Direction:
-    """Of the edges of a direction; or of the entries of features, ``side`` x, each column once in a row."""
+    """Return the sums of a direction's edges; or, with ``side`` x, of features' entries, each column at most once in a
+    row."""
     result = _Direction()
     indptr, indices = store.topology(side)
     of_features = side == "x"
@@ -212,12 +213,13 @@ def _offsets_problem(indptr: Array, entries: int) -> str | None:
 
 
 def _graph_of(graphs: AnyArray, rows: AnyArray) -> AnyArray:
-    """In which graph each of the ``rows`` [n] is."""
+    """Return the graph of each of the ``rows`` [n]."""
     return np.searchsorted(graphs, rows, side="right")
 
 
 def _carried(data: list[Array], start: int, stop: int, found: dict[str, str]) -> npt.NDArray[np.uint64]:
-    """A hash [n] of what each of the edges ``start:stop`` carries; numbers that are none go to ``found``."""
+    """Return a hash [n] of the data of each of the edges ``start:stop``; numbers that are not finite are reported to
+    ``found``."""
     hashes = np.zeros(stop - start, dtype=np.uint64)
     for array in data:
         values = array.read(start, stop)
@@ -231,7 +233,7 @@ def _carried(data: list[Array], start: int, stop: int, found: dict[str, str]) ->
 
 
 def _pieces(offsets: Ids, indices: Array, first_row: int, most: int) -> Iterator[tuple[Ids, Ids]]:
-    """``(rows, columns)`` of the edges between the ``offsets``, at most ``most`` at a time."""
+    """Yield ``(rows, columns)`` of the edges between the ``offsets``, at most ``most`` at a time."""
     row_ids = np.arange(first_row, first_row + len(offsets) - 1)
     for start in range(int(offsets[0]), int(offsets[-1]), most):
         stop = min(start + most, int(offsets[-1]))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An array that is replaced whole, over and over: one file a version, of which one is read while the next is written.
+"""An array that is replaced as a whole, over and over: one file per version, of which one is read while the next is
+written.
 
-A file is an ``.npy`` whose header takes a page, so that numpy reads it, and its rows lie where direct I/O wants them.
+A file is an ``.npy`` whose header takes a page, so that numpy reads it, and its rows are aligned for direct I/O.
 """
 
 import io
@@ -15,9 +16,10 @@ from ooc.storage.array import PAGE_BYTES, Array, Extent
 
 
 class VersionedArray(Array):
-    """Rows ``shape`` in the files ``paths``; ``current`` is the version that is read, ``following`` that to be written.
+    """Rows of ``shape`` in the files ``paths``; ``current`` is the version that is read, ``following`` the one to be
+    written.
 
-    Which version is which is for its owner to say. ``crcs``: the CRC-32C of each version's rows, as far as known.
+    The owner decides which version is which. ``crcs``: the CRC-32C of each version's rows, as far as known.
     """
 
     def __init__(self, name: str, paths: list[Path], shape: tuple[int, int], dtype: npt.DTypeLike) -> None:
@@ -39,38 +41,38 @@ class VersionedArray(Array):
 
     @property
     def has_checksums(self) -> bool:
-        """Whether that of the current version is known."""
+        """Whether the checksum of the current version is known."""
         return self.current in self.crcs
 
     def checksums(self) -> npt.NDArray[np.uint32]:
-        """The CRC-32C of the current version's rows, [1]."""
+        """Return the CRC-32C of the current version's rows, [1]."""
         return np.array([self.crcs[self.current]], dtype=np.uint32)
 
     def note(self, crc: int | None) -> None:
-        """The next version has been written, with that CRC-32C, or one that nobody knows."""
+        """Note that the next version has been written, with its CRC-32C, or None if it is unknown."""
         self.crcs.pop(self.following, None)
         if crc is not None:
             self.crcs[self.following] = crc
 
     def chunk_path(self, index: int) -> Path:
-        """The file of the current version, which is one chunk."""
+        """Return the file of the current version, which is one chunk."""
         return self.current_path
 
     def damaged(self, chunk: int) -> OocError:
-        """The error that says that the current version's bytes are not those that were written."""
+        """Return the error for a current version whose bytes are not those that were written."""
         return SpillError(f"{self.name}: the SSD returns other bytes of {self.current_path} than were written there")
 
     @property
     def file_nbytes(self) -> int:
-        """Bytes of a version's file: whole pages."""
+        """The bytes of a version's file: whole pages."""
         return PAGE_BYTES + -(-self.shape[0] * self.row_bytes // PAGE_BYTES) * PAGE_BYTES
 
     def extent(self, path: Path, start_row: int, rows: int) -> Extent:
-        """Where so many rows lie in the file ``path``."""
+        """Return the extent of ``count`` rows in the file ``path``."""
         return Extent(path, PAGE_BYTES + start_row * self.row_bytes, rows * self.row_bytes)
 
     def header(self) -> bytes:
-        """The page that a file begins with."""
+        """Return the page that a file begins with."""
         described = {"descr": self.dtype.str, "fortran_order": False, "shape": self.shape}
         written = io.BytesIO()
         np.lib.format.write_array_header_1_0(written, described)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes an array's rows straight into its chunk files, in order or to any places; holds no row in memory.
+"""Writers of an array's rows directly to its chunk files, in order or to any places, without holding rows in memory.
 
-An array is one once its writer is closed: its metadata are written last. Errors of the disk are StoreErrors.
+An array becomes readable when its writer is closed, since its metadata is written last. Errors of the disk are
+StoreErrors.
 """
 
 import math
@@ -59,7 +60,7 @@ class _Writer:
         return array
 
     def _bytes_of(self, rows: AnyArray) -> npt.NDArray[np.uint8]:
-        """``rows`` [n, columns] (or [n]) of the array's dtype exactly, as they are stored."""
+        """Return the stored bytes of ``rows`` [n, columns] (or [n]), which must have the array's dtype."""
         array = self.array
         if rows.dtype != array.dtype or rows.shape[1:] != array.shape[1:]:
             raise ValueError(f"{array.name}: {rows.dtype}{rows.shape} written to {array!r}")
@@ -67,15 +68,15 @@ class _Writer:
 
 
 class ArrayWriter(_Writer):
-    """Writes rows in order: ``append`` any number of them, then ``close``, or use it as a context manager.
+    """A writer of rows in order: ``append`` any number of them, then ``close``, or use it as a context manager.
 
-    ``rows``: how many there are so far.
+    ``rows``: their number so far.
     """
 
     rows = 0
 
     def append(self, rows: AnyArray) -> None:
-        """Add ``rows`` ``[n, columns]`` (or ``[n]``), of the array's dtype exactly."""
+        """Add ``rows`` ``[n, columns]`` (or ``[n]``), which must have the array's dtype."""
         array = self.array
         if self.rows + len(rows) > array.shape[0]:
             raise ValueError(f"{array.name}: more than {array.shape[0]} rows appended")
@@ -90,7 +91,7 @@ class ArrayWriter(_Writer):
     def close(self, *, shrink: bool = False) -> Array:
         """Pad the last chunk with zeros, write checksums and metadata.
 
-        All rows must be there; with ``shrink`` fewer will do, and the array is then that much shorter.
+        All rows must have been added; with ``shrink`` there may be fewer, and the array is shortened.
         """
         array = self.array
         if shrink:
@@ -111,17 +112,17 @@ class ArrayWriter(_Writer):
             self.close()
 
     def _go_on(self, data: npt.NDArray[np.uint8]) -> None:
-        """Write what comes next of a chunk."""
+        """Write the next bytes of a chunk."""
         chunk, row = divmod(self.rows, self.array.chunks[0])
         self._write(chunk, row * self.array.row_bytes, data)
         self._checksums[chunk] = google_crc32c.extend(self._checksums[chunk], data)
 
 
 class RowScatter(_Writer):
-    """Writes rows in any order, each once: ``put`` them, then ``close``.
+    """A writer of rows in any order, each once: ``put`` them, then ``close``.
 
-    Rows that come in long runs are written in long pieces, so a stable partition of an array into few groups is done
-    in one sequential reading and as many sequential writings as there are groups.
+    Long runs of rows are written in long pieces. So a stable partition of an array into few groups takes one sequential
+    read and as many sequential writes as there are groups.
     """
 
     def __init__(self, group_path: Path, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
@@ -142,7 +143,7 @@ class RowScatter(_Writer):
                 self._finish_chunk(chunk)
 
     def close(self) -> Array:
-        """Write checksums and metadata. All rows must be there."""
+        """Write checksums and metadata. All rows must have been put."""
         if any(self._missing):
             raise ValueError(f"{self.array.name}: {sum(self._missing)} rows were not put of {self.array.shape[0]}")
         return self._complete()

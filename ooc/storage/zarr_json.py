@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documents ``zarr.json`` of a store's groups and arrays: written here, understood by zarr.
+"""The documents ``zarr.json`` of a store's groups and arrays: written here, interpreted by zarr.
 
-Zarr opens and creates by a thread of its own that callers wait for without a limit, be it dead or short of memory.
-What a document says is for zarr to understand; its bytes are read and written like those of any other file.
+Zarr opens and creates arrays on its own thread, for which callers wait without a limit, even if it is dead or short of
+memory. So zarr interprets the documents, while their bytes are read and written like those of any other file.
 """
 
 import json
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 METADATA_FILE = "zarr.json"
 _MOST_BYTES = 64 << 20
-"""More is no document of a store; it would be read and taken apart in memory."""
+"""The largest document of a store; larger ones would be read and parsed in memory."""
 
 
 def read_group(path: Path) -> dict[str, Any]:
-    """The attributes of the group at the folder ``path``; any error of :func:`_document` or of zarr's."""
+    """Return the attributes of the group at the folder ``path``; raises any error of :func:`_document` or of zarr's."""
     import zarr
     from zarr.storage import MemoryStore, StorePath
 
@@ -30,7 +30,8 @@ def read_group(path: Path) -> dict[str, Any]:
 
 
 def read_array(path: Path) -> "zarr.Array[Any]":
-    """The array at the folder ``path``, of which only the metadata can be used; errors as of :func:`read_group`."""
+    """Return the array at the folder ``path``, of which only the metadata can be used; errors as in
+    :func:`read_group`."""
     import zarr
     from zarr.storage import MemoryStore, StorePath
 
@@ -38,9 +39,10 @@ def read_array(path: Path) -> "zarr.Array[Any]":
 
 
 def _document(path: Path) -> dict[str, Any]:
-    """The document of the group or array at ``path``.
+    """Return the document of the group or array at ``path``.
 
-    Raises FileNotFoundError where there is none, StoreError where it cannot be read, ValueError where it is another.
+    Raises FileNotFoundError where there is none, StoreError where it cannot be read, ValueError where it is another
+    one.
     """
     if not (file := path / METADATA_FILE).is_file():  # a pipe would be waited for
         raise FileNotFoundError(file)
@@ -55,12 +57,12 @@ def _document(path: Path) -> dict[str, Any]:
 
 
 def of_group(attributes: dict[str, Any]) -> bytes:
-    """The document of a group."""
+    """Return the document of a group."""
     return _bytes({"attributes": attributes, "zarr_format": 3, "node_type": "group"})
 
 
 def of_array(shape: tuple[int, ...], chunks: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
-    """The document of an array whose chunk files are its numbers, little endian, and nothing else."""
+    """Return the document of an array whose chunk files are its numbers, little endian, and nothing else."""
     endian = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
     return _bytes(
         {
