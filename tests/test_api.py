@@ -13,7 +13,7 @@ import pytest
 
 import ooc
 from ooc import errors
-from ooc.cli import in_options
+from ooc.cli import as_command_options
 
 
 def test_what_there_is_shows_and_loads() -> None:
@@ -70,7 +70,7 @@ def test_importing_and_looking_loads_neither_torch_nor_numpy() -> None:
 def test_errors_name_pythons_arguments_and_the_command_its_options(message: str, printed: str) -> None:
     names = ("host_budget", "gpu_budget", "force", "spill_dir")
     command = click.Command("c", params=[click.Option(["--" + name.replace("_", "-")]) for name in names])
-    assert in_options(message, command) == printed
+    assert as_command_options(message, command) == printed
 
 
 def test_no_message_but_the_commands_speaks_of_options() -> None:

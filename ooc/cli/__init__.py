@@ -26,7 +26,7 @@ from click.core import ParameterSource
 
 from ooc import __version__
 from ooc.cli.arguments.options import option_names
-from ooc.cli.imports import import_late
+from ooc.cli.imports import import_lazily
 from ooc.errors import OocError, OptionError, SpillError
 from ooc.interruption import interruptible
 from ooc.suggestions import did_you_mean
@@ -48,16 +48,16 @@ COMMANDS = (
 )
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
-EXIT_UNREAD = 141
+EXIT_BROKEN_PIPE = 141
 """The exit code when the reader of our output has gone: what a shell reports for a program that SIGPIPE ends."""
 _ARGUMENT = re.compile(r"\b([a-z]+(?:_[a-z]+)*)=('[^']*'|[\w.]+)?")
 _COLUMN = re.compile(r"columns=\{(['\"])(.*?)\1: '(.+?)'\}")
-_OF_ANOTHER_NAME = {"download=True": "--yes", "drop_duplicates=False": "--duplicates keep"}
-_VARIABLES = "OOC"
+_RENAMED_ARGUMENTS = {"download=True": "--yes", "drop_duplicates=False": "--duplicates keep"}
+_VARIABLE_PREFIX = "OOC"
 """The prefix of the environment variables that set options."""
-_OBJECTS_BETWEEN_COLLECTIONS = 100_000
-_USUAL_OBJECTS = 700
-_SILENCE = logging.NullHandler()
+_STARTUP_GC_THRESHOLD = 100_000
+_DEFAULT_GC_THRESHOLD = 700
+_NULL_HANDLER = logging.NullHandler()
 
 
 class _Commands(click.Group):
@@ -85,11 +85,11 @@ class _Commands(click.Group):
         except OocError as error:
             name = context.invoked_subcommand
             command = None if name is None else self.get_command(context, name)
-            raise click.ClickException(in_options(str(error), command)) from error
+            raise click.ClickException(as_command_options(str(error), command)) from error
         except BrokenPipeError:
             # The reader of our output has gone, as in `ooc info STORE | head -1`. Flushing at exit must not fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            context.exit(EXIT_UNREAD)
+            context.exit(EXIT_BROKEN_PIPE)
 
 
 @click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -116,19 +116,19 @@ def load_command(name: str) -> click.Command:
     assert isinstance(command, click.Command)
     for parameter in command.params:
         if isinstance(parameter, click.Option) and parameter.envvar is None:
-            parameter.envvar = [_variable(name, option) for option in option_names(parameter)]
+            parameter.envvar = [_variable_name(name, option) for option in option_names(parameter)]
     return command
 
 
-def _variable(command: str, option: str) -> str:
-    return f"{_VARIABLES}_{command}_{option}".upper().replace("-", "_")
+def _variable_name(command: str, option: str) -> str:
+    return f"{_VARIABLE_PREFIX}_{command}_{option}".upper().replace("-", "_")
 
 
 def _check_environment(name: str, command: click.Command) -> None:
     """Raise OptionError for an ``OOC_NAME_…`` environment variable that names no option of the command ``name``."""
     known = {variable for parameter in command.params for variable in parameter.envvar or ()}
     for variable in sorted(os.environ.keys() - known):
-        if variable.startswith(_variable(name, "")):
+        if variable.startswith(_variable_name(name, "")):
             hint = did_you_mean(variable, known)
             raise OptionError(f"{variable} is set in the environment, but ooc {name} has no such option{hint}")
 
@@ -136,16 +136,16 @@ def _check_environment(name: str, command: click.Command) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``ooc`` with ``arguments`` (by default those of this process) and return the exit code."""
     _prepare_streams()
-    import_late()
+    import_lazily()
     given, often = sys.argv[1:] if arguments is None else list(arguments), gc.get_threshold()
     try:
         # Imports and a plan make hundreds of thousands of objects, none of them garbage: collect rarely.
-        gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *often[1:])
-        with interruptible(), _warnings_in_a_line():
+        gc.set_threshold(_STARTUP_GC_THRESHOLD, *often[1:])
+        with interruptible(), _warnings_as_lines():
             code = cli.main(args=given, prog_name="ooc", standalone_mode=False, obj=given)
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx is not None else "ooc"
-        return _fail(f"{error.format_message()}{_origin(error)} (see {where} --help)")
+        return _fail(f"{error.format_message()}{_source_clause(error)} (see {where} --help)")
     except click.ClickException as error:
         code = _fail(error.format_message())
         if _is_unanswered(error):
@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _warnings_in_a_line() -> Iterator[None]:
+def _warnings_as_lines() -> Iterator[None]:
     """Print each distinct Python warning once, as one line without its source location, and only in the first rank."""
     told, is_first = set[str](), os.environ.get("RANK", "0") == "0"
 
@@ -185,9 +185,9 @@ def _warnings_in_a_line() -> Iterator[None]:
         yield
 
 
-def collect_as_usual() -> None:
+def restore_garbage_collection() -> None:
     """Restore usual garbage collection before a model runs: budgets do not count tensors left in reference cycles."""
-    gc.set_threshold(_USUAL_OBJECTS)
+    gc.set_threshold(_DEFAULT_GC_THRESHOLD)
 
 
 def _is_unanswered(error: BaseException | None) -> bool:
@@ -197,7 +197,7 @@ def _is_unanswered(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _origin(error: click.UsageError) -> str:
+def _source_clause(error: click.UsageError) -> str:
     """Return a clause that names the environment variable a bad value came from; empty for the command line."""
     if not isinstance(error, click.BadParameter) or error.ctx is None or error.param is None:
         return ""
@@ -207,7 +207,7 @@ def _origin(error: click.UsageError) -> str:
     return f", as {variable} in the environment says"
 
 
-def in_options(message: str, command: click.Command | None) -> str:
+def as_command_options(message: str, command: click.Command | None) -> str:
     """Rewrite the Python arguments in an error message as the matching options of ``command``."""
     parameters = [] if command is None else command.params
     names = {one.name: one.opts[0] for one in parameters if isinstance(one, click.Option)}
@@ -215,8 +215,8 @@ def in_options(message: str, command: click.Command | None) -> str:
         message = message.replace("host budget", "memory")
 
     def option(found: re.Match[str]) -> str:
-        if found[0] in _OF_ANOTHER_NAME:
-            return _OF_ANOTHER_NAME[found[0]]
+        if found[0] in _RENAMED_ARGUMENTS:
+            return _RENAMED_ARGUMENTS[found[0]]
         name, value = found[1], found[2]
         if name not in names:
             return found[0]
@@ -249,7 +249,7 @@ def _prepare_streams() -> None:
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest free number is taken
         os.set_inheritable(opened, True)
     os.close(opened)
-    logging.getLogger("concurrent.futures").addHandler(_SILENCE)  # threads' errors are reported by their waiters
+    logging.getLogger("concurrent.futures").addHandler(_NULL_HANDLER)  # threads' errors are reported by their waiters
     for name in ("stdout", "stderr"):
         # Python has None for a stream that was closed at its start; discard what is written to such a stream.
         stream = getattr(sys, name) or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  (to the end)

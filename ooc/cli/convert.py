@@ -17,7 +17,7 @@ from ooc.sources.reading import READING_OPTIONS
 FunctionOfOptions = Callable[..., None]
 
 
-def _reading_options(function: FunctionOfOptions) -> FunctionOfOptions:
+def _add_reading_options(function: FunctionOfOptions) -> FunctionOfOptions:
     """Add the options that only some formats accept to the command, in the order of READING_OPTIONS."""
     for name, option in reversed(READING_OPTIONS.items()):
         flag = f"--{name.replace('_', '-')}"
@@ -25,7 +25,7 @@ def _reading_options(function: FunctionOfOptions) -> FunctionOfOptions:
     return function
 
 
-def _columns(values: tuple[str, ...]) -> dict[str, str]:
+def _parse_roles(values: tuple[str, ...]) -> dict[str, str]:
     """Return the role of each column by the column's name, from the texts ``NAME=ROLE`` in ``values``."""
     found = {}
     for value in values:
@@ -94,11 +94,11 @@ def _print_list(context: click.Context, option: click.Parameter, wanted: bool) -
     "columns",
     multiple=True,
     metavar="NAME=ROLE",
-    callback=lambda _context, _option, values: _columns(values),
+    callback=lambda _context, _option, values: _parse_roles(values),
     help="What a column of a table is, where it is taken for something else: id, feature, label, split, train, val, "
     "test, src, dst, weight or ignore. May be given several times.",
 )
-@_reading_options
+@_add_reading_options
 @click.option(
     "--root",
     type=click.Path(path_type=Path),

@@ -11,10 +11,10 @@ from ooc.cli import print_json
 from ooc.cli.arguments.options import JSON
 from ooc.sizes import format_size
 
-_MOST = 3
+_MOST_REMEDIES = 3
 """The most remedies shown, though further problems are always listed."""
 _LABEL_WIDTH = 20
-_OF_GPU = {
+_GPU_FACTS = {
     *("to_a_gpu", "gpudirect", "gpudirect_lacks", "nvidia-ml-py", "kvikio-cu13"),
     *("default_gpu_budget_on_cpu_bytes", "default_host_budget_bytes"),
 }
@@ -40,11 +40,11 @@ def command(path: Path, as_json: bool) -> None:
         click.echo(title)
         of_gpu = report.facts["gpu"]["driver"] is not None
         for name, value in facts.items():
-            if of_gpu if name == "default_memory_bytes" else name in _OF_GPU and not of_gpu:
+            if of_gpu if name == "default_memory_bytes" else name in _GPU_FACTS and not of_gpu:
                 continue
             label = f"  {name.removesuffix('_bytes').replace('_', ' '):<{_LABEL_WIDTH}} "
-            print_hanging(label, _readable(name, value), console)
-    most, more = report.remedies[:_MOST], report.problems[_MOST:]
+            print_hanging(label, _format_value(name, value), console)
+    most, more = report.remedies[:_MOST_REMEDIES], report.problems[_MOST_REMEDIES:]
     say(console, f"verdict: {report.verdict}")
     click.echo("what would help most" if most else "nothing would help")
     for number, problem in enumerate([*most, *more], start=1):
@@ -52,7 +52,7 @@ def command(path: Path, as_json: bool) -> None:
         click.echo(f"     → {problem.remedy}")  # which may be a command
 
 
-def _readable(name: str, value: Any) -> str:
+def _format_value(name: str, value: Any) -> str:
     match value:
         case bool():
             return "yes" if value else "no"

@@ -15,16 +15,16 @@ from threading import RLock
 from types import ModuleType
 from typing import Any
 
-_READING = RLock()
+_LOADING = RLock()
 
 
-class _Unread(ModuleType):
+class _LazyModule(ModuleType):
     """A module whose code runs at the first access to an attribute that it does not have yet."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "__path__":  # asked for by imports from a module that is no package
             raise AttributeError(name)
-        with _READING:
+        with _LOADING:
             spec = self.__spec__
             assert spec is not None and spec.loader is not None
             if spec.loader_state is not None:
@@ -38,7 +38,7 @@ class _Unread(ModuleType):
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
 
-class _UnreadCompiler(_Unread):
+class _LazyCompiler(_LazyModule):
     """A stand-in for ``torch._dynamo`` while nothing is compiled: disabling compilation returns the same function."""
 
     def disable(self, function: Any = None, *arguments: Any, **options: Any) -> Any:
@@ -50,7 +50,7 @@ class _UnreadCompiler(_Unread):
         """Do nothing, because there is no graph to break."""
 
 
-class _UnreadShapes(_Unread):
+class _LazyShapes(_LazyModule):
     """A stand-in for ``torch.fx.experimental.symbolic_shapes`` that compares shapes of plain numbers itself."""
 
     def sym_eq(self, one: Any, other: Any) -> Any:
@@ -62,32 +62,32 @@ class _UnreadShapes(_Unread):
         return found if type(found) is bool else self.__getattr__("expect_true")(found, skip)
 
 
-_LATE: dict[str, type[_Unread]] = {
-    "torch_geometric.datasets": _Unread,
-    "torch._dynamo": _UnreadCompiler,
-    "torch.fx.experimental.symbolic_shapes": _UnreadShapes,
+_LAZY_MODULES: dict[str, type[_LazyModule]] = {
+    "torch_geometric.datasets": _LazyModule,
+    "torch._dynamo": _LazyCompiler,
+    "torch.fx.experimental.symbolic_shapes": _LazyShapes,
 }
 
 
-class _LateLoader(LazyLoader):
+class _LazyModuleLoader(LazyLoader):
     """A lazy loader whose modules load when an attribute is missing; modules of Python's own load at any access."""
 
     def exec_module(self, module: ModuleType) -> None:
-        kind = _LATE[module.__name__]
+        kind = _LAZY_MODULES[module.__name__]
         super().exec_module(module)
         module.__class__ = kind
 
 
-class _LateFinder:
+class _LazyModuleFinder:
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, path, target) if name in _LATE else None
+        spec = PathFinder.find_spec(name, path, target) if name in _LAZY_MODULES else None
         if spec is not None and spec.loader is not None:
-            spec.loader = _LateLoader(spec.loader)
+            spec.loader = _LazyModuleLoader(spec.loader)
         return spec
 
 
-def import_late() -> None:
-    """Import the modules in ``_LATE`` lazily from now on in this process."""
-    if _LateFinder not in sys.meta_path:
-        sys.meta_path.insert(0, _LateFinder)
+def import_lazily() -> None:
+    """Import the modules in ``_LAZY_MODULES`` lazily from now on in this process."""
+    if _LazyModuleFinder not in sys.meta_path:
+        sys.meta_path.insert(0, _LazyModuleFinder)

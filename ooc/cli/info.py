@@ -52,7 +52,7 @@ def command(store: Path, layers: int | None, hidden: int, as_json: bool) -> None
         if name == "layers":
             _show_layers(value)
         else:
-            print_hanging(f"{name:<16} ", _readable(name, value), console)
+            print_hanging(f"{name:<16} ", _format_value(name, value), console)
 
 
 def describe_shortly(store: "Store") -> str:
@@ -68,7 +68,7 @@ def describe(store: "Store") -> dict[str, Any]:
         "name": store.name,
         "path": str(store.path),
         **({"num_graphs": store.num_graphs} if store.num_graphs else {}),
-        **_of_types(store.types),
+        **_type_counts(store.types),
         "num_nodes": store.num_nodes,
         "num_edges": store.num_edges,
         "num_features": store.num_features,
@@ -95,7 +95,7 @@ def describe(store: "Store") -> dict[str, Any]:
     return facts
 
 
-def _of_types(types: "Types | None") -> dict[str, Any]:
+def _type_counts(types: "Types | None") -> dict[str, Any]:
     """Return nodes with feature counts, and edges, by type. All other facts are about the labelled nodes' type."""
     if types is None:
         return {}
@@ -147,7 +147,7 @@ def _show_layers(layers: list[dict[str, Any]]) -> None:
             click.echo(f"{entry['layer']:<16} {use:<10}{facts['nodes']:>16,}{facts['edges']:>18,}{size:>12}")
 
 
-def _readable(name: str, value: Any) -> str:
+def _format_value(name: str, value: Any) -> str:
     match value:
         case bool():
             return "yes" if value else "no"
@@ -156,9 +156,9 @@ def _readable(name: str, value: Any) -> str:
         case int():
             return f"{value:,}"
         case list():
-            shown = [_readable("", item) for item in value[:_MOST_SHOWN]] + ["…"] * (len(value) > _MOST_SHOWN)
+            shown = [_format_value("", item) for item in value[:_MOST_SHOWN]] + ["…"] * (len(value) > _MOST_SHOWN)
             return "  ".join(shown)
         case dict():
-            return ", ".join(f"{key} {_readable('', item)}" for key, item in value.items())
+            return ", ".join(f"{key} {_format_value('', item)}" for key, item in value.items())
         case _:
             return str(value)

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from ooc.storage.store import Store
 
 _LIST = "list"
-_FOR, _SHOWN = "What to plan for", "What to show"
+_SUBJECT_GROUP, _OUTPUT_GROUP = "What to plan for", "What to show"
 
 _COUNTS = ("nodes", "edges", "features", "classes")
 _ENTRIES = (*_COUNTS, "labelled", "undirected", "dtype")
 _DTYPES = ("float16", "float32", "float64")
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
-_MOST = 2**40
+_HIGHEST_COUNT = 2**40
 """The highest accepted count of nodes, edges, features or classes, beyond that of any existing graph."""
 _SUFFIX = ".json"
 _MANY_LAYERS = 100
@@ -84,20 +84,20 @@ class _Stores(click.Argument):
     short_help="Show what training would take, here or elsewhere.",
     params=[
         _Stores(["store"], nargs=-1, metavar="[STORE]"),
-        Option(["--graph"], metavar="GRAPH", help=_GRAPH, group=_FOR),
-        Option(["--hardware"], metavar="NAME|FILE", help=_HARDWARE, group=_FOR),
-        Option(["--ranks"], type=COUNT, default=1, metavar="N", help=_RANKS, group=_FOR),
-        Option(["--no-savings"], is_flag=True, help=_NO_SAVINGS, group=_FOR),
-        Option(["--what-if"], is_flag=True, help=_WHAT_IF, group=_SHOWN),
-        Option(["--plot"], type=click.Path(path_type=Path), metavar="FILE", help=_PLOT, group=_SHOWN),
-        Option(["--floor"], is_flag=True, help=_FLOOR, group=_SHOWN),
-        Option(["--batches"], metavar="SIZE,SIZE,…", help=_BATCHES, group=_SHOWN),
-        Option(["--compare"], type=click.Path(path_type=Path), metavar="RUN", help=_COMPARE, group=_SHOWN),
-        Option(["--gantt"], type=click.Path(path_type=Path), metavar="FILE", help=_GANTT, group=_SHOWN),
-        Option(["--no-advice"], is_flag=True, help=_NO_ADVICE, group=_SHOWN),
-        Option(["--json", "as_json"], is_flag=True, help="One JSON object instead of tables.", group=_SHOWN),
+        Option(["--graph"], metavar="GRAPH", help=_GRAPH, group=_SUBJECT_GROUP),
+        Option(["--hardware"], metavar="NAME|FILE", help=_HARDWARE, group=_SUBJECT_GROUP),
+        Option(["--ranks"], type=COUNT, default=1, metavar="N", help=_RANKS, group=_SUBJECT_GROUP),
+        Option(["--no-savings"], is_flag=True, help=_NO_SAVINGS, group=_SUBJECT_GROUP),
+        Option(["--what-if"], is_flag=True, help=_WHAT_IF, group=_OUTPUT_GROUP),
+        Option(["--plot"], type=click.Path(path_type=Path), metavar="FILE", help=_PLOT, group=_OUTPUT_GROUP),
+        Option(["--floor"], is_flag=True, help=_FLOOR, group=_OUTPUT_GROUP),
+        Option(["--batches"], metavar="SIZE,SIZE,…", help=_BATCHES, group=_OUTPUT_GROUP),
+        Option(["--compare"], type=click.Path(path_type=Path), metavar="RUN", help=_COMPARE, group=_OUTPUT_GROUP),
+        Option(["--gantt"], type=click.Path(path_type=Path), metavar="FILE", help=_GANTT, group=_OUTPUT_GROUP),
+        Option(["--no-advice"], is_flag=True, help=_NO_ADVICE, group=_OUTPUT_GROUP),
+        Option(["--json", "as_json"], is_flag=True, help="One JSON object instead of tables.", group=_OUTPUT_GROUP),
         *(option for option in train_options() if option.group not in (RUN, SAMPLING)),
-        config_option(_FOR),
+        config_option(_SUBJECT_GROUP),
     ],
     context_settings={"show_default": True},
 )
@@ -128,41 +128,41 @@ def command(
     elif compare is not None:
         if graph is not None or len(given) > 1:
             raise OptionError("--compare takes what the run was trained on: give no graph besides, or its store")
-        _without_part("--compare", {"compare", "store", "as_json"})
+        _refuse_unused("--compare", {"compare", "store", "as_json"})
         _compare(compare, given[0] if given else None, as_json)
     else:
         stores = [text for text in given if not (what_if and "=" in text)]
         axes = [text for text in given if text not in stores]
         if what_if:
-            _without_part("--what-if", others={"gantt", "memory"})
+            _refuse_unused("--what-if", others={"gantt", "memory"})
         elif plot is not None:
             raise OptionError("--plot draws what --what-if finds; for one epoch there is --gantt")
         if floor:
-            _without_part(
+            _refuse_unused(
                 "--floor", others={"what_if", "gantt", "memory", "gpu_budget", "host_budget", "max_ssd_writes"}
             )
         if ranks > 1:
-            _without_part("--ranks", others={"what_if", "floor"})
+            _refuse_unused("--ranks", others={"what_if", "floor"})
         if batches is not None:
-            _without_part("--batches", others={"graph", "what_if", "floor", "gantt", "memory", "dtype", "ranks"})
+            _refuse_unused("--batches", others={"graph", "what_if", "floor", "gantt", "memory", "dtype", "ranks"})
             from ooc.cli.planning import print_batches
 
             print_batches(stores, batches, options, as_json)
             return
         planning = _planning(stores, graph, hardware, no_savings, options, ranks)
-        from ooc.cli.planning import print_least, print_planned, print_what_if
+        from ooc.cli.planning import print_least_memory, print_planned, print_what_if
 
         if planning.settings.layers > _MANY_LAYERS:
             click.echo(f"planning {planning.settings.layers:,} layers, which may take minutes", err=True)
         if floor:
-            print_least(planning, as_json)
+            print_least_memory(planning, as_json)
         elif what_if:
             print_what_if(planning, axes, plot=plot, as_json=as_json)
         else:
             print_planned(planning, gantt=gantt, advice=not no_advice, as_json=as_json)
 
 
-def _without_part(option: str, allowed: Collection[str] = (), *, others: Collection[str] = ()) -> None:
+def _refuse_unused(option: str, allowed: Collection[str] = (), *, others: Collection[str] = ()) -> None:
     """Raise OptionError for an option given on the command line that would have no effect beside ``option``: one of
     ``others``, or, where that is empty, any but ``allowed``."""
     for parameter in click.get_current_context().command.params:
@@ -283,7 +283,7 @@ def parse_graph(text: str) -> GraphStatistics:
 def _entry(name: str, text: str) -> Any:
     """Return the value of the entry ``name`` written as ``text``; raise OptionError for an invalid one."""
     number = _number(text)
-    count = int(number) if number <= _MOST and number == int(number) else -1
+    count = int(number) if number <= _HIGHEST_COUNT and number == int(number) else -1
     match name:
         case "dtype" if text in _DTYPES:
             return text
@@ -324,7 +324,7 @@ def load_hardware(name: str) -> Hardware:
     """
     known = shipped()
     if (file := known.get(name.lower())) is not None:
-        return _described(file.read_text(encoding="utf-8"), file.name)
+        return _parse_hardware(file.read_text(encoding="utf-8"), file.name)
     path = Path(name)
     if not (path.suffix or path.exists()):
         listed = f"there are {', '.join(known)}; or give a file, NAME.json"
@@ -334,10 +334,10 @@ def load_hardware(name: str) -> Hardware:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is no text"
         raise OptionError(f"--hardware {name}: {reason}") from error
-    return _described(text, name)
+    return _parse_hardware(text, name)
 
 
-def _described(text: str, where: str) -> Hardware:
+def _parse_hardware(text: str, where: str) -> Hardware:
     try:
         data = json.loads(text)
     except ValueError as error:

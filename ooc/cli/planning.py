@@ -11,9 +11,9 @@ import click
 import psutil
 import torch
 
-from ooc.cli import in_options, print_json
+from ooc.cli import as_command_options, print_json
 from ooc.cli.arguments import recipe
-from ooc.cli.arguments.settings import TrainSettings, check_sampling, model_name, only_store, own_model
+from ooc.cli.arguments.settings import TrainSettings, check_sampling, model_name, only_store, user_model_of
 from ooc.errors import OptionError
 from ooc.events import ignore
 from ooc.memory import budgets_within, check_memory_alone, default_budgets, divide_memory
@@ -44,26 +44,26 @@ NARROW = "bfloat16"
 
 @dataclass(eq=False)
 class Planning:
-    """A training that can be planned for any machine and budgets. ``described`` is the machine given by ``--hardware``;
-    None means this machine, as measured with the spill folder's disk or, unmeasured, as estimated."""
+    """A training that can be planned for any machine and budgets. ``given_hardware`` is that of ``--hardware``; None
+    means this machine, as measured with the spill folder's disk or, unmeasured, as estimated."""
 
     settings: TrainSettings
     graph: Store | GraphStatistics
-    described: Hardware | None
+    given_hardware: Hardware | None
     savings: Collection[Saving]
     ranks: Ranks = ALONE
     _jobs: dict[str, Job] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self._device = find_device(self.settings.device if self.described is None else "auto")
-        self.hardware = self.described or hardware_for(self._device, Path(self.settings.spill_dir or "."))
+        self._device = find_device(self.settings.device if self.given_hardware is None else "auto")
+        self.hardware = self.given_hardware or hardware_for(self._device, Path(self.settings.spill_dir or "."))
         self._store = store_of_statistics(self.graph) if isinstance(self.graph, GraphStatistics) else self.graph
 
     @cached_property
     def limits(self) -> Limits:
         """The budgets given by options; by default those of this machine, or 9/10 of a described machine's memory."""
         settings, machine = self.settings, self.hardware
-        if self.described is None:
+        if self.given_hardware is None:
             on_device, whole = default_budgets(free_device_bytes(self._device))
         else:
             whole = int(what_if.SHARE_OF_MEMORY * machine.host_memory_bytes)
@@ -94,9 +94,9 @@ class Planning:
     @property
     def memory_bytes(self) -> int:
         """The bytes of host memory of the machine planned for."""
-        return self.hardware.host_memory_bytes if self.described else psutil.virtual_memory().total
+        return self.hardware.host_memory_bytes if self.given_hardware else psutil.virtual_memory().total
 
-    def has(self) -> dict[str, int]:
+    def resource_amounts(self) -> dict[str, int]:
         """Return the memory budgets and the SSD's read rate, by the names that points of ``--what-if`` use."""
         limits, disk = self.limits, self.hardware.disk
         return {
@@ -132,11 +132,11 @@ class Planning:
         """Return the assumptions of the plan, one line each."""
         lines = []
         if isinstance(self.graph, GraphStatistics):
-            lines += _of_graph(self.graph, pruned=Saving.ACTIVE_ROWS in self.savings)
+            lines += _graph_assumptions(self.graph, pruned=Saving.ACTIVE_ROWS in self.savings)
         lines.append(f"{self.hardware.name}: {self.hardware.source}")
         asked = self.limits.device_bytes, self.limits.host_bytes
         there = budgets_within(*asked, device_free_bytes=free_device_bytes(self._device))
-        if self.described is None and there != asked:
+        if self.given_hardware is None and there != asked:
             sizes = format_size(sum(there))
             if self.hardware.has_device_memory:
                 sizes = f"{format_size(there[0])} for the device and {format_size(there[1])} for the host"
@@ -160,7 +160,7 @@ class Planning:
         """Return one line with the graph's name, the model and the machine."""
         settings = self.settings
         name = self._store.name if isinstance(self.graph, GraphStatistics) else self.graph.path.stem
-        shape = "" if own_model(settings.model) else f" with {settings.layers} layers {settings.hidden} wide"
+        shape = "" if user_model_of(settings.model) else f" with {settings.layers} layers {settings.hidden} wide"
         return f"{name}, {model_name(settings.model)}{shape}, {self.hardware.name}"
 
     def _job(self, spill_dtype: str, limits: Limits) -> Job:
@@ -170,7 +170,7 @@ class Planning:
             resources = Resources(
                 limits=limits,
                 tile_rows=0,
-                threads=settings.threads or (self.hardware.threads if self.described else torch.get_num_threads()),
+                threads=settings.threads or (self.hardware.threads if self.given_hardware else torch.get_num_threads()),
                 spill_dir=Path(settings.spill_dir or "."),
                 listener=ignore,
                 spill_dtype=SPILL_DTYPES[spill_dtype],
@@ -200,10 +200,10 @@ class Planning:
                 self._jobs[spill_dtype] = prepare(model, self.graph, resources, **what)
             else:
                 model = recipe.with_decoder(settings, model, store.types)
-                self._jobs[spill_dtype] = self._objective_of_links(resources).prepared(model, store, resources, **what)
+                self._jobs[spill_dtype] = self._link_objective(resources).prepared(model, store, resources, **what)
         return self._jobs[spill_dtype]
 
-    def _objective_of_links(self, resources: Resources) -> "LinkObjective":
+    def _link_objective(self, resources: Resources) -> "LinkObjective":
         from ooc.train.links.metrics import LinkMetric
         from ooc.train.links.trainer import LinkObjective
 
@@ -221,7 +221,7 @@ class Planning:
         )
 
 
-def _of_graph(graph: GraphStatistics, *, pruned: bool) -> list[str]:
+def _graph_assumptions(graph: GraphStatistics, *, pruned: bool) -> list[str]:
     lines = [f"counts of {graph.name}: {graph.source}"]
     hub = f"one row has {graph.most_neighbours:,} neighbours"
     if not pruned:
@@ -298,7 +298,7 @@ def print_batches(stores: Sequence[str], memories: str, options: dict[str, Any],
     tables.print_fits(fits, console)
 
 
-def print_least(planning: Planning, as_json: bool) -> None:
+def print_least_memory(planning: Planning, as_json: bool) -> None:
     parts = planning.floor()
     if as_json:
         print_json({"graph": planning.describe_graph(), "floor": parts, "assumptions": planning.assumptions()})
@@ -322,8 +322,8 @@ def print_what_if(planning: Planning, texts: Sequence[str], *, plot: Path | None
     command = click.get_current_context().command
     for cell in cells:
         if not cell["feasible"]:
-            cell["reason"] = in_options(cell["reason"], command)
-    found = what_if.steps(cells, planning.has())
+            cell["reason"] = as_command_options(cell["reason"], command)
+    found = what_if.steps(cells, planning.resource_amounts())
     assumptions = planning.assumptions()
     if machine.has_device_memory:
         assumptions.append(f"cards are as fast as {machine.name}'s, and differ in memory alone")

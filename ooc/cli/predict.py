@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ooc.cli import collect_as_usual, print_json
+from ooc.cli import print_json, restore_garbage_collection
 from ooc.cli.arguments.configuration import config_option
 from ooc.cli.arguments.options import COUNT_OR_ZERO, FORCE, JSON, SIZE, WEIGHTS, ChoiceType, WholeType, with_verbosity
 from ooc.cli.arguments.settings import MODEL, TrainSettings, edge_type, settle_memory, with_one_memory
@@ -139,7 +139,7 @@ def command(
             made = GraphPrediction(rebuilt, opened, resources, graph_bounds(settings), what, graphs=wanted, **given)
         with closing(made) as prediction:
             if not dry_run:
-                collect_as_usual()
+                restore_garbage_collection()
                 prediction.write(out, force=force)
     rows, *columns = prediction.shape
     on_device, on_host, scratch = prediction.taken

@@ -15,7 +15,7 @@ from ooc.sizes import format_size
 if TYPE_CHECKING:
     from ooc.profile import Profile, Reading
 
-_BUSY = 0.1
+_BUSY_SHARE = 0.1
 """The fraction of processor time used by other programs above which a profile is doubtful."""
 
 
@@ -39,7 +39,7 @@ def command(spill_dir: Path, device: str, refresh: bool, as_json: bool) -> None:
 
     if not spill_dir.is_dir():
         raise OptionError(f"--spill-dir: {spill_dir} is no folder")
-    device = _device(device)
+    device = _resolve_device(device)
     profile = None if refresh else cached(spill_dir, device=device)
     measured = profile is None
     if profile is None:
@@ -49,10 +49,10 @@ def command(spill_dir: Path, device: str, refresh: bool, as_json: bool) -> None:
     if as_json:
         print_json(profile.as_dict())
         return
-    _print(profile, measured=measured)
+    _print_profile(profile, measured=measured)
 
 
-def _device(name: str) -> str:
+def _resolve_device(name: str) -> str:
     """Return the device to measure for the option ``name``; ``auto`` is the GPU where torch can use one."""
     if name == "cpu":
         return name
@@ -65,24 +65,24 @@ def _device(name: str) -> str:
     return "cpu"
 
 
-def _print(profile: "Profile", *, measured: bool) -> None:
+def _print_profile(profile: "Profile", *, measured: bool) -> None:
     from ooc.report.console import output, print_table, say
 
     rows, before = [], ""
     for reading in profile.readings:
-        rows.append((reading.what if reading.what != before else "", reading.setting, _readable(reading)))
+        rows.append((reading.what if reading.what != before else "", reading.setting, _format_reading(reading)))
         before = reading.what
     hardware, console = profile.hardware, output()
     print_table(("what", "setting", "measured"), rows, console)
     when = f"measured {profile.date}" if measured else f"measured {profile.date}; --refresh measures again"
     memory = f"{format_size(hardware.host_memory_bytes)} of memory"
     say(console, f"{hardware.name}, {hardware.threads} threads, {memory}; {when}")
-    if profile.others > _BUSY:
+    if profile.others > _BUSY_SHARE:
         busy = f"other programs had {100 * profile.others:.0f} % of the processors meanwhile"
         say(console, f"{busy}: measure again with --refresh when the machine is idle")
 
 
-def _readable(reading: "Reading") -> str:
+def _format_reading(reading: "Reading") -> str:
     """Return the reading with a unit of suitable scale."""
     match reading.unit:
         case "B/s":

@@ -33,10 +33,10 @@ from ooc.cli.arguments.settings import (
     model_name,
     next_run,
     only_store,
-    own_model,
     settle_memory,
     settle_seeds,
     train_options,
+    user_model_of,
     with_one_memory,
 )
 from ooc.cli.report import PAGE_SUFFIXES
@@ -105,7 +105,7 @@ def command(
         from ooc.report.console import check_drawing
 
         check_drawing(report, *PAGE_SUFFIXES)
-    with silent_where_told(context, None):
+    with report_failure_once(context, None):
         ranks = ranks_of_environment()
     if nproc > 1 and ranks is None:
         context.exit(start_processes(nproc, context.obj))
@@ -127,25 +127,25 @@ def command(
         settle_memory(context, options)
         on = None if store is None else str(Path(store).resolve())
         if resume and out is not None:
-            run, settings = _gone_on_with(context, on, Path(out), seeds, options)
+            run, settings = _resumed(context, on, Path(out), seeds, options)
         else:
-            run, settings = _begun(on, out, settle_seeds(context, options, seeds), options)
+            run, settings = _created(on, out, settle_seeds(context, options, seeds), options)
         if isinstance(run, SeedRuns) and ranks is not None:
             raise OptionError("--seeds trains one seed after the other, each by one process; leave out --nproc")
         check_links(settings)
         check_sampling(settings, many_graphs=open_store(settings.store).num_graphs > 0)
         return run, settings
 
-    with silent_where_told(context, ranks):
+    with report_failure_once(context, ranks):
         if ranks is not None:
             from ooc.train.model_snapshot import check_software
 
             check_software(ranks)
             asked = {"seeds": seeds, "resume": resume, "dry_run": dry_run, **options}
-            ranks.check_alike(_of_all_processes(context, asked), "the command")
+            ranks.check_alike(_shared_options(context, asked), "the command")
         run, settings = opened() if ranks is None else ranks.told(opened)
         if ranks is not None:
-            settings = _of_this_process(context, settings, store, options)
+            settings = _local_settings(context, settings, store, options)
         from ooc.cli.training import Call, train
         from ooc.ranks import ALONE
 
@@ -157,7 +157,7 @@ def command(
             context.exit(EXIT_INTERRUPTED)
 
 
-def _gone_on_with(
+def _resumed(
     context: click.Context, store: str | None, path: Path, seeds: tuple[int, ...] | None, options: dict[str, Any]
 ) -> "Opened":
     """Return the run, or runs of several seeds, to resume at ``path``, and the settings from now on. Write nothing."""
@@ -176,7 +176,7 @@ def _gone_on_with(
     return runs, TrainSettings.from_config({**runs.config, "seed": 0}, path)
 
 
-def _begun(store: str | None, out: str | None, seeds: tuple[int, ...] | None, options: dict[str, Any]) -> "Opened":
+def _created(store: str | None, out: str | None, seeds: tuple[int, ...] | None, options: dict[str, Any]) -> "Opened":
     """Return a new run, or runs of several seeds, with its settings. Write nothing."""
     from ooc.train.runs.run import RunFolder, SeedRuns
 
@@ -192,26 +192,26 @@ def _begun(store: str | None, out: str | None, seeds: tuple[int, ...] | None, op
     return SeedRuns.create(path, seeds, config), settings
 
 
-_OF_A_MACHINE = ("spill_dir", "links", "memory", "gpu_budget", "host_budget", "threads")
+_MACHINE_OPTIONS = ("spill_dir", "links", "memory", "gpu_budget", "host_budget", "threads")
 """Options, besides the store, that may differ between machines."""
 
 
-def _of_all_processes(context: click.Context, options: Mapping[str, Any]) -> dict[str, Any]:
+def _shared_options(context: click.Context, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that must agree in all processes, by name; a model of the user's own by its file's digest."""
-    from ooc.cli.arguments.recipe import own_model_digest
+    from ooc.cli.arguments.recipe import user_model_digest
 
     names = {str(one.name): one.opts[0] for one in context.command.params}
-    found = {names[name]: value for name, value in options.items() if name not in _OF_A_MACHINE}
-    return found | {"--model": (model_name(options["model"]), own_model_digest(options["model"]))}
+    found = {names[name]: value for name, value in options.items() if name not in _MACHINE_OPTIONS}
+    return found | {"--model": (model_name(options["model"]), user_model_digest(options["model"]))}
 
 
-def _of_this_process(
+def _local_settings(
     context: click.Context, settings: TrainSettings, store: str | None, options: dict[str, Any]
 ) -> TrainSettings:
     """Return ``settings``, those of rank 0, with the files and memory of this process, perhaps on another machine."""
     settle_memory(context, options)
-    own: dict[str, Any] = {"store": store, "model": options["model"] if own_model(options["model"]) else None}
-    own |= {name: options[name] for name in _OF_A_MACHINE if _is_given(context, name)}
+    own: dict[str, Any] = {"store": store, "model": options["model"] if user_model_of(options["model"]) else None}
+    own |= {name: options[name] for name in _MACHINE_OPTIONS if _is_given(context, name)}
     own = with_one_memory({name: value for name, value in own.items() if value is not None})
     for name in ("store", "spill_dir", "links"):
         own.update({name: str(Path(own[name]).resolve())} if name in own else {})
@@ -228,7 +228,7 @@ def _is_given(context: click.Context, name: str) -> bool:
 # ---- several processes ----------------------------------------------------------------------------------------------
 
 
-_STARTING = timedelta(minutes=2)
+_START_TIMEOUT = timedelta(minutes=2)
 """The longest that all processes together may take to start."""
 
 
@@ -239,16 +239,16 @@ def ranks_of_environment() -> "Ranks | None":
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # we report a lost process ourselves, in one line
     from ooc.ranks import Ranks
 
-    return Ranks.of_environment(_STARTING)
+    return Ranks.of_environment(_START_TIMEOUT)
 
 
-_TELLING_S = 5.0
+_EXIT_DELAY_S = 5.0
 """Seconds that a process waits before it exits because of another's failure. The failed process, which reports the
 reason, must exit first: torchrun then stops the others, and returns the exit code of the first that has exited."""
 
 
 @contextmanager
-def silent_where_told(context: click.Context, ranks: "Ranks | None") -> Iterator[None]:
+def report_failure_once(context: click.Context, ranks: "Ranks | None") -> Iterator[None]:
     """Let only one process report a failure that concerns several; the others exit with EXIT_ERROR and print nothing.
 
     These are processes told of another's failure, and, on an error that all find alike, such as a loss that is no
@@ -263,7 +263,7 @@ def silent_where_told(context: click.Context, ranks: "Ranks | None") -> Iterator
             raise
         if isinstance(error, RankError):
             with suppress(KeyboardInterrupt):
-                time.sleep(_TELLING_S)
+                time.sleep(_EXIT_DELAY_S)
         context.exit(EXIT_ERROR)
     except BaseException as error:
         if ranks is not None:

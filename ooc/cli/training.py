@@ -16,9 +16,9 @@ import click
 import torch
 
 from ooc import __version__
-from ooc.cli import collect_as_usual
+from ooc.cli import restore_garbage_collection
 from ooc.cli.arguments.configuration import as_toml
-from ooc.cli.arguments.recipe import build_trainer, check_own_model, describe_model
+from ooc.cli.arguments.recipe import build_trainer, check_user_model, describe_model
 from ooc.cli.arguments.settings import CHANGEABLE, TrainSettings, model_name
 from ooc.engine.record import EpochRecord
 from ooc.errors import RunError, TrainingError
@@ -122,13 +122,13 @@ def _train(call: Call, run: RunFolder, settings: TrainSettings, reporter: Report
         logs = [kind(run.path / name, run.records) for log, (kind, name) in _LOGS.items() if log in settings.log]
     lines = [epoch_as_json] if call.as_json and call.is_first else []
     relay = Relay(reporter, *logs, *lines)
-    with call.ranks.all_of(partial(_trainer, run, settings, relay)) as trainer:
+    with call.ranks.all_of(partial(_build_run_trainer, run, settings, relay)) as trainer:
         report = trainer.report(settings.eval_every)
         done = trainer.ranks.told(lambda: int((run.last() or {"epoch": 0})["epoch"]))
         if call.verbosity >= Verbosity.INFO:
-            _brief(trainer, settings, report, settings.epochs - done, call.verbosity)
+            _print_heading(trainer, settings, report, settings.epochs - done, call.verbosity)
         if call.as_json and call.is_first:
-            say_as_json("start", _start(run, settings, trainer, report, dry_run=call.dry_run))
+            say_as_json("start", _start_event(run, settings, trainer, report, dry_run=call.dry_run))
         elif call.dry_run and call.alone and call.is_first:
             click.echo(f"nothing is trained or written; without --dry-run, {run.path} would be the run")
         if call.dry_run:
@@ -140,7 +140,7 @@ def _train(call: Call, run: RunFolder, settings: TrainSettings, reporter: Report
             reporter.show(trainer.view(title, *shown))
         corrected = ignore if report is None else Correction(report, settings.epochs, reporter)
         with relay.joined(corrected if call.verbosity >= Verbosity.INFO else ignore):
-            collect_as_usual()
+            restore_garbage_collection()
             trainer.fit(
                 epochs=settings.epochs,
                 eval_every=settings.eval_every,
@@ -160,7 +160,7 @@ def _train(call: Call, run: RunFolder, settings: TrainSettings, reporter: Report
         )
 
 
-def _trainer(run: RunFolder, settings: TrainSettings, listener: Listener) -> Trainer:
+def _build_run_trainer(run: RunFolder, settings: TrainSettings, listener: Listener) -> Trainer:
     """Return the trainer of ``run``, after checking its store and its model's file."""
     heading = f"ooc {__version__}: ooc train --config THIS_FILE repeats the run"
     run.repeated_by = as_toml("train", asdict(settings), heading=heading)
@@ -168,7 +168,7 @@ def _trainer(run: RunFolder, settings: TrainSettings, listener: Listener) -> Tra
     run.check_store(store)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    check_own_model(settings.model, run)
+    check_user_model(settings.model, run)
     if settings.links is None:
         metric: Metric | LinkMetric = resolve_metric(settings.metric, store.task, store.num_classes)
     else:
@@ -176,7 +176,7 @@ def _trainer(run: RunFolder, settings: TrainSettings, listener: Listener) -> Tra
     return build_trainer(settings, store, run, metric, listener)
 
 
-def _start(
+def _start_event(
     run: RunFolder, settings: TrainSettings, trainer: Trainer, report: PlanReport | None, *, dry_run: bool
 ) -> dict[str, Any]:
     """Return the contents of the first line of ``--json``."""
@@ -202,7 +202,7 @@ def _earlier_records(run: RunFolder, done: int) -> list[EpochRecord]:
         return []
 
 
-def _brief(
+def _print_heading(
     trainer: Trainer, settings: TrainSettings, report: PlanReport | None, epochs: int, verbosity: Verbosity
 ) -> None:
     """Print graph, model, memory and forecast before training; with ``verbosity`` DEBUG, also the whole plan."""

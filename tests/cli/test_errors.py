@@ -22,7 +22,7 @@ import pytest
 from ooc import cli, interruption
 from ooc.cli import _is_unanswered
 from ooc.cli.train import command as train_command
-from ooc.cli.train import silent_where_told
+from ooc.cli.train import report_failure_once
 from ooc.errors import OocError, OptionError, RankError, RunError, SpillError, StoreError
 from ooc.events import Event, Note, TaskAdvanced, TaskFinished, TaskStarted
 from ooc.progress.reporter import Reporter, Verbosity
@@ -328,7 +328,7 @@ def test_a_terminal_that_is_not_utf8_gets_what_it_can_show(encoding: str, monkey
     ],
 )
 def test_where_there_are_several_the_first_says_of_files_who_it_is(error: Exception, told: str) -> None:
-    with pytest.raises(OocError) as raised, silent_where_told(click.Context(train_command), Ranks(rank=0, count=2)):
+    with pytest.raises(OocError) as raised, report_failure_once(click.Context(train_command), Ranks(rank=0, count=2)):
         raise error
     assert str(raised.value) == told
 
@@ -344,9 +344,12 @@ def test_where_nobody_reads_what_several_print_the_first_ends_first(monkeypatch:
     """As one does; the exit code of --nproc is that of whichever has ended first."""
     waited = list[float]()
     monkeypatch.setattr("time.sleep", waited.append)
-    with pytest.raises(BrokenPipeError), silent_where_told(click.Context(train_command), Ranks(rank=0, count=2)):
+    with pytest.raises(BrokenPipeError), report_failure_once(click.Context(train_command), Ranks(rank=0, count=2)):
         raise BrokenPipeError
-    with pytest.raises(click.exceptions.Exit), silent_where_told(click.Context(train_command), Ranks(rank=1, count=2)):
+    with (
+        pytest.raises(click.exceptions.Exit),
+        report_failure_once(click.Context(train_command), Ranks(rank=1, count=2)),
+    ):
         raise RankError("rank 0 has failed", is_told=True)
     assert len(waited) == 1 and waited[0] > 3
 
@@ -358,7 +361,7 @@ def test_more_processes_than_there_is_room_for_are_not_begun(run: RunCommand) ->
 
 def test_where_the_run_cannot_be_written_the_first_says_who_it_is() -> None:
     error = RunError("checkpoint.pt: No space left on device")
-    several = silent_where_told(click.Context(train_command), Ranks(rank=0, count=2))
+    several = report_failure_once(click.Context(train_command), Ranks(rank=0, count=2))
     with pytest.raises(OocError, match=r"^rank 0: checkpoint\.pt: "), several:
         raise error from OSError(errno.ENOSPC, "No space left on device")
 

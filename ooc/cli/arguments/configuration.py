@@ -19,11 +19,11 @@ import click
 
 from ooc.cli import COMMANDS, load_command
 from ooc.cli.arguments.options import Option, option_names
-from ooc.cli.arguments.settings import own_model
+from ooc.cli.arguments.settings import user_model_of
 from ooc.errors import OptionError
 from ooc.suggestions import did_you_mean, did_you_mean_path
 
-_SHARED = {"plan": "train"}
+_ALSO_READ = {"plan": "train"}
 """By command, another command whose table it also reads, for the options that both have."""
 _NOT_IN_FILES = frozenset(("config", "help", "list", "resume"))
 
@@ -41,17 +41,17 @@ def read_configuration(path: Path, command: str) -> dict[str, Any]:
 
     OptionError names the file and the mistake. Of other commands' tables only the names are checked.
     """
-    tables = _tables(path)
+    tables = _read_tables(path)
     names = {key: str(parameter.name) for key, parameter in _parameters(command).items()}
     found: dict[str, Any] = {}
-    for section in (_SHARED.get(command), command):
+    for section in (_ALSO_READ.get(command), command):
         if section in tables:
-            entries = dict(_entries(path, section, tables[section]))
+            entries = dict(_checked_entries(path, section, tables[section]))
             found |= {names[key]: value for key, value in entries.items() if key in names}
     return found
 
 
-def _tables(path: Path) -> dict[str, dict[str, Any]]:
+def _read_tables(path: Path) -> dict[str, dict[str, Any]]:
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -68,7 +68,7 @@ def _tables(path: Path) -> dict[str, dict[str, Any]]:
     return tables
 
 
-def _entries(path: Path, section: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _checked_entries(path: Path, section: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the table's entries, checked, as pairs of option name and value."""
     parameters = _parameters(section)
     known = [key for key in parameters if key not in _NOT_IN_FILES]
@@ -76,17 +76,17 @@ def _entries(path: Path, section: str, table: Mapping[str, Any]) -> Iterator[tup
         key = written.replace("_", "-")
         if key not in known:
             raise OptionError(f"{path}, [{section}]: there is no option {written}{did_you_mean(key, known)}")
-        yield key, _checked(parameters[key], value, path, f"{path}, [{section}]: {written}")
+        yield key, _check_entry(parameters[key], value, path, f"{path}, [{section}]: {written}")
 
 
-def _checked(parameter: click.Parameter, value: Any, path: Path, where: str) -> Any:
+def _check_entry(parameter: click.Parameter, value: Any, path: Path, where: str) -> Any:
     """Return ``value`` checked, as the text that the command line would have; so 2.7 and true are no valid counts."""
     if isinstance(value, bool) and parameter.type is click.BOOL:
         return value
     several = parameter.multiple or parameter.nargs != 1
     if isinstance(value, list) != several and not (several and isinstance(value, str)):
         raise OptionError(f"{where} is {'a list of values' if several else 'one value'}, not {value!r}")
-    texts = [_text(parameter, item, path, where) for item in (value if isinstance(value, list) else [value])]
+    texts = [_entry_text(parameter, item, path, where) for item in (value if isinstance(value, list) else [value])]
     try:
         for text in texts:
             parameter.type.convert(text, parameter, None)
@@ -95,13 +95,13 @@ def _checked(parameter: click.Parameter, value: Any, path: Path, where: str) -> 
     return texts if several else texts[0]
 
 
-def _text(parameter: click.Parameter, value: Any, path: Path, where: str) -> str:
+def _entry_text(parameter: click.Parameter, value: Any, path: Path, where: str) -> str:
     if isinstance(value, dict | list):
         raise OptionError(f"{where} cannot be {value!r}")
     text = str(value)
     is_path = isinstance(parameter.type, click.Path)
     may_be_path = parameter.name == "source" or (isinstance(parameter.metavar, str) and "FILE" in parameter.metavar)
-    own = own_model(text) if parameter.name == "model" else None
+    own = user_model_of(text) if parameter.name == "model" else None
     if own is not None:
         return f"{path.parent / own[0].expanduser()}:{own[1]}"
     beside = path.parent / Path(text).expanduser()
@@ -117,7 +117,7 @@ def _parameters(command: str) -> dict[str, click.Parameter]:
     return found
 
 
-def _take(context: click.Context, _parameter: click.Parameter, path: Path | None) -> None:
+def _apply_configuration(context: click.Context, _parameter: click.Parameter, path: Path | None) -> None:
     if path is not None and not context.resilient_parsing:
         context.default_map = read_configuration(path, str(context.info_name))
 
@@ -130,7 +130,7 @@ def config_option(group: str = "") -> Option:
         metavar="FILE",
         is_eager=True,
         expose_value=False,
-        callback=_take,
+        callback=_apply_configuration,
         help="Take options from this TOML file, but for those that are given otherwise.",
         group=group,
     )

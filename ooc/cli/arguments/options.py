@@ -48,7 +48,7 @@ class _SizeError(click.BadParameter):
 
 
 _NONE: Mapping[str, str] = {}
-_NUMBERS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+_DTYPE_ALIASES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 
 
 class ChoiceType(_TextChoice):
@@ -71,7 +71,7 @@ class ChoiceType(_TextChoice):
         if isinstance(value, str) and (found := self._also(value)) is not None:
             return found
         try:
-            return str(super().convert(_NUMBERS.get(str(value).lower(), value), param, ctx))
+            return str(super().convert(_DTYPE_ALIASES.get(str(value).lower(), value), param, ctx))
         except click.BadParameter as error:
             message = error.message.removesuffix(".") + did_you_mean(str(value), self.choices)
             raise click.BadParameter(message, ctx, param) from error
@@ -103,13 +103,13 @@ class ReadType(_AnyType):
             self.fail(str(error), param, ctx)
 
 
-def _edge_type(value: Any) -> str:
+def _parse_edge_type(value: Any) -> str:
     if len(parts := str(value).split(",")) != 3 or not all(parts):
         raise ValueError(f"{str(value)!r} is not of the form SOURCE,RELATION,TARGET")
     return str(value)
 
 
-def _assignment(value: Any) -> str:
+def _parse_assignment(value: Any) -> str:
     """Return ``value``, checked to be KEY=VALUE, as text; the code that has such a key checks its value."""
     key, equals, content = value.partition("=")
     if not (key.isidentifier() and equals and content):
@@ -117,7 +117,7 @@ def _assignment(value: Any) -> str:
     return str(value)
 
 
-def _columns(value: Any) -> int | str:
+def _parse_columns(value: Any) -> int | str:
     """Return a number of columns, or text such as ``author=64,topic=32``, with one for each node type, unchanged."""
     if not isinstance(value, str) or "=" not in value:
         return COUNT_OR_ZERO.convert(value, None, None)  # type: ignore[arg-type]  # a text, too
@@ -129,7 +129,7 @@ def _columns(value: Any) -> int | str:
     return value
 
 
-def _paths(value: Any) -> int:
+def _parse_path_edges(value: Any) -> int:
     """Return the number of edges in a path, or of hops: 0, 2 or 3."""
     edges = COUNT_OR_ZERO.convert(value, None, None)
     if edges not in (0, 2, 3):
@@ -137,7 +137,7 @@ def _paths(value: Any) -> int:
     return edges
 
 
-def _fanouts(value: Any) -> str:
+def _parse_fanouts(value: Any) -> str:
     """Return ``value``, a list of fanouts such as ``15,10,-1``, one for each hop, as checked text."""
     try:
         numbers = [int(part) for part in str(value).split(",")]
@@ -148,7 +148,7 @@ def _fanouts(value: Any) -> str:
     return ",".join(map(str, numbers))
 
 
-def _seeds(value: Any) -> tuple[int, ...]:
+def _parse_seeds(value: Any) -> tuple[int, ...]:
     """Return the seeds that ``value`` means: 0 to 4 for ``5``, those listed for ``0,3,7``, and 3 alone for ``3,``."""
     listed = "," in value
     try:
@@ -189,7 +189,7 @@ class RealType(click.FloatRange):
         return number
 
 
-_OTHER = "Other options"
+_OTHER_GROUP = "Other options"
 
 
 def option_names(option: click.Option) -> list[str]:
@@ -219,7 +219,7 @@ class GroupedCommand(click.Command):
         for option in self.get_params(ctx):
             record = option.get_help_record(ctx) if isinstance(option, click.Option) else None
             if record is not None:
-                groups.setdefault(option.group if isinstance(option, Option) else _OTHER, []).append(record)
+                groups.setdefault(option.group if isinstance(option, Option) else _OTHER_GROUP, []).append(record)
         for heading, records in groups.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
@@ -240,12 +240,12 @@ NON_NEGATIVE = RealType(min=0.0)
 COUNT = WholeType(min=1)
 WIDTH = WholeType(min=1, max=2**20)
 COUNT_OR_ZERO = WholeType(min=0)
-EDGE_TYPE = ReadType("edge type", _edge_type)
-ASSIGNMENT = ReadType("KEY=VALUE", _assignment)
-COLUMNS = ReadType("columns", _columns)
-FANOUTS = ReadType("fanouts", _fanouts)
-PATHS = ReadType("N", _paths)
-SEEDS = ReadType("seeds", _seeds)
+EDGE_TYPE = ReadType("edge type", _parse_edge_type)
+ASSIGNMENT = ReadType("KEY=VALUE", _parse_assignment)
+COLUMNS = ReadType("columns", _parse_columns)
+FANOUTS = ReadType("fanouts", _parse_fanouts)
+PATHS = ReadType("N", _parse_path_edges)
+SEEDS = ReadType("seeds", _parse_seeds)
 
 HOST_BUDGET = click.option(
     "--memory",
@@ -266,7 +266,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object ins
 # ---- how much is shown -------------------------------------------------------------------------------------------
 
 
-def _settle(context: click.Context, parameter: click.Parameter, level: str | None) -> Verbosity:
+def _resolve_verbosity(context: click.Context, parameter: click.Parameter, level: str | None) -> Verbosity:
     """Return the verbosity that the options ask for, the flags being read already; UsageError where they disagree."""
     short = {"quiet": Verbosity.ERROR, "verbose": Verbosity.DEBUG}
     asked = {f"--{name}": of_flag for name, of_flag in short.items() if context.params.pop(name)}
@@ -284,7 +284,7 @@ _VERBOSITY: tuple[tuple[list[str], dict[str, Any]], ...] = (
         ["--log-level", "verbosity"],
         {
             "type": ChoiceType(*(level.name.lower() for level in Verbosity)),
-            "callback": _settle,
+            "callback": _resolve_verbosity,
             "help": "How much to print: as --quiet, notes too, progress too, as --verbose. [default: info]",
         },
     ),

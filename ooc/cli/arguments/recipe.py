@@ -23,7 +23,7 @@ from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LinearLR, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ooc.cli.arguments.settings import LOSSES, TrainSettings, edge_type, model_name, own_model, refuse
+from ooc.cli.arguments.settings import LOSSES, TrainSettings, edge_type, model_name, refuse, user_model_of
 from ooc.errors import BudgetError, ModelError, OptionError, RunError
 from ooc.memory import available_memory_bytes
 from ooc.model.lowering.model_shape import GCN, GIN, SAGE, ModelShape, Shape
@@ -60,8 +60,8 @@ _NORMS: dict[str, dict[str, Any]] = {
     "batch": {"norm": "batch_norm"},
     "graph": {"norm": "graph_norm"},
 }
-_NOT_OF_TYPES = ("norm", "jk", "residual", "aggr")
-_AS_OPTIONS_ARE = (
+_HOMOGENEOUS_ONLY = ("norm", "jk", "residual", "aggr")
+_PASSED_TO_TRAINER = (
     *("memory", "gpu_budget", "host_budget", "device", "seed", "spill_dir", "input_dropout", "average_from"),
     *("block_rows", "slab_columns", "exchange", "exchange_by", "link", "max_ssd_writes", "optimizer_state"),
     "spill_dtype",
@@ -74,16 +74,17 @@ _BATCH_NODES = 1024
 def build_model(settings: TrainSettings, store: "Store") -> nn.Module:
     """Return a freshly initialised PyG model for the store's features and classes, the same for the same seed. Raise
     BudgetError where free memory cannot hold its weights: no budget can be planned without them."""
-    _loaded(settings.model)  # here: the file may draw random numbers, and must not run under the meta device
-    features = _columns_of_x(store.num_features, store.source)
+    # Here, because the file may draw random numbers, and must not run under the meta device.
+    _user_model_factory(settings.model)
+    features = _x_columns(store.num_features, store.source)
     sizes = _Sizes(features, store.num_classes, store.num_edge_features, store.num_graphs)
-    make = partial(_model, settings, sizes, store.types)
-    _admit(settings, make)
+    make = partial(_construct_model, settings, sizes, store.types)
+    _check_weights_fit(settings, make)
     torch.manual_seed(settings.seed)
     return make()
 
 
-def _admit(settings: TrainSettings, make: Callable[[], nn.Module]) -> None:
+def _check_weights_fit(settings: TrainSettings, make: Callable[[], nn.Module]) -> None:
     with torch.device("meta"):
         nbytes = sum(parameter.nbytes for parameter in make().parameters())
     if nbytes > (free := available_memory_bytes()):
@@ -124,13 +125,13 @@ def planned_model(settings: TrainSettings, store: "Store") -> nn.Module:
     make = partial(
         ModelShape,
         _SHAPES[settings.model],
-        input_columns(settings, _columns_of_x(store.num_features, store.source), None)[""],
+        input_columns(settings, _x_columns(store.num_features, store.source), None)[""],
         settings.hidden,
         store.num_classes,
         layers=settings.layers,
         dropout=settings.dropout,
     )
-    _admit(settings, make)
+    _check_weights_fit(settings, make)
     return make()
 
 
@@ -141,13 +142,13 @@ def describe_model(settings: TrainSettings, model: nn.Module, *, weighted: bool)
     left_out = ", without the edges' weights" * (weighted and settings.edge_data_left_out in ("weight", "all"))
     learnt = f", an embedding of {settings.embedding} columns" if settings.embedding else ""
     shape = f"{settings.layers} layer{'s' * (settings.layers > 1)}, {settings.hidden} wide{heads}, "
-    shape = shape if own_model(settings.model) is None else ""  # a model of the user's own may ignore these options
+    shape = shape if user_model_of(settings.model) is None else ""  # a model of the user's own may ignore these options
     return f"{model_name(settings.model)}: {shape}{parameters:,} parameters{learnt}{left_out}"
 
 
-def check_own_model(model: str, run: "RunFolder") -> None:
+def check_user_model(model: str, run: "RunFolder") -> None:
     """Raise RunError where the file of a model of the user's own has changed since ``run`` was begun."""
-    digest = own_model_digest(model)
+    digest = user_model_digest(model)
     if run.config.setdefault("model_sha256", digest) != digest:
         raise RunError(f"{model.rpartition(':')[0]} has changed since {run.path} was begun; put it back, or begin anew")
 
@@ -157,26 +158,26 @@ def rebuild_model(
 ) -> nn.Module:
     """Return the model of ``run`` with these weights; raise RunError where they belong to another model. ``own`` is the
     file and name, given now, of a model of the user's own: code that only a run's folder names is never run."""
-    if own is None and own_model(settings.model) is not None:
+    if own is None and user_model_of(settings.model) is not None:
         where = f"--model {settings.model}"
         raise RunError(f"the model of {run.path} is in a file whose code would be run; if you trust it, give {where}")
     if own is not None:
-        if own_model(settings.model) is None:
+        if user_model_of(settings.model) is None:
             raise OptionError(f"--model is of runs with a model of your own; {run.path} has {settings.model}")
         settings = replace(settings, model=own)
-        check_own_model(own, run)
+        check_user_model(own, run)
     facts = run.config.get("store_facts", {})
     if not isinstance(facts, dict) or not {"num_features", "num_classes"} <= facts.keys():
         raise RunError(f"{run.path} does not say how many features and classes its store had")
     sizes = _Sizes(*(facts.get(f"num_{name}", 0) for name in _Sizes._fields))
     if any(type(size) is not int or size < 0 for size in sizes):
         raise RunError(f"{run.path} says of its store that it had {[*sizes]} {', '.join(_Sizes._fields)}")
-    sizes = sizes._replace(features=_columns_of_x(sizes.features, facts.get("source", {})))
+    sizes = sizes._replace(features=_x_columns(sizes.features, facts.get("source", {})))
     try:
         types = Types.of(facts)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"{run.path} says of its store types of nodes and edges that are none") from error
-    model = with_decoder(settings, _model(settings, sizes, types), types)
+    model = with_decoder(settings, _construct_model(settings, sizes, types), types)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -193,32 +194,32 @@ class _Sizes(NamedTuple):
     graphs: int
 
 
-def _columns_of_x(features: int, source: Mapping[str, Any]) -> int:
+def _x_columns(features: int, source: Mapping[str, Any]) -> int:
     """Return how many of a store's ``features`` columns are x; its ``source`` says what other inputs lie beside x."""
     inputs = source.get("inputs")
     return next((columns for name, columns, _ in inputs if name == "x"), 0) if inputs else features
 
 
-def _model(settings: TrainSettings, sizes: _Sizes, types: Types | None) -> nn.Module:
+def _construct_model(settings: TrainSettings, sizes: _Sizes, types: Types | None) -> nn.Module:
     columns = input_columns(settings, sizes.features, types)
     outputs = sizes.classes if settings.links is None else settings.hidden
-    made = _loaded(settings.model)
+    made = _user_model_factory(settings.model)
     if made is not None:
-        return _own(made, settings, columns, sizes._replace(classes=outputs), types)
+        return _user_model(made, settings, columns, sizes._replace(classes=outputs), types)
     if types is not None:
-        return _relational(settings, columns, outputs, types)
+        return _relational_model(settings, columns, outputs, types)
     features = columns[""]
     if settings.model in MODELS_FOR_TYPES_ALONE:
         raise OptionError(f"--model {settings.model} is for graphs with types of nodes and edges; this one has none")
     if not sizes.graphs:
-        return _gnn(settings, features, outputs, sizes.edge_features)
+        return _homogeneous_model(settings, features, outputs, sizes.edge_features)
     from ooc.models import Pooled
 
-    gnn = _gnn(settings, features, settings.hidden, sizes.edge_features)
+    gnn = _homogeneous_model(settings, features, settings.hidden, sizes.edge_features)
     return Pooled(gnn, settings.hidden, outputs, pool=settings.pool, paths=settings.paths, hops=settings.hops)
 
 
-def _gnn(settings: TrainSettings, features: int, outputs: int, edge_features: int) -> nn.Module:
+def _homogeneous_model(settings: TrainSettings, features: int, outputs: int, edge_features: int) -> nn.Module:
     """Return one of PyG's basic GNN models, for a graph without types."""
     from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
@@ -235,7 +236,7 @@ def _gnn(settings: TrainSettings, features: int, outputs: int, edge_features: in
     }
     kind, options = kinds[settings.model]
     common = {"num_layers": settings.layers, "dropout": settings.dropout, **options}
-    common |= _edge_options(settings, edge_features)
+    common |= _edge_arguments(settings, edge_features)
     width, norm = settings.hidden, _NORMS[settings.norm]
     if settings.residual:
         if settings.jk != "none":
@@ -247,7 +248,7 @@ def _gnn(settings: TrainSettings, features: int, outputs: int, edge_features: in
     return model
 
 
-def _relational(settings: TrainSettings, columns: dict[str, int], outputs: int, types: Types) -> nn.Module:
+def _relational_model(settings: TrainSettings, columns: dict[str, int], outputs: int, types: Types) -> nn.Module:
     """Return a model for a graph with types; raise OptionError for options that such models do not have."""
     from ooc.models import Relational, RelationalAttention
 
@@ -256,8 +257,8 @@ def _relational(settings: TrainSettings, columns: dict[str, int], outputs: int, 
         raise OptionError(f"--model {settings.model} is for graphs of one type; for those with types there are {names}")
     if bare := [name for name in types.nodes if name not in columns]:
         raise OptionError(f"nodes {bare[0]!r} have no features; train an embedding of them, --embedding 64")
-    refuse(settings, _NOT_OF_TYPES, "is not for graphs with types; a model of your own may have it")
-    heads = _heads(settings)
+    refuse(settings, _HOMOGENEOUS_ONLY, "is not for graphs with types; a model of your own may have it")
+    heads = _heads_argument(settings)
     edge_types = [(one.source, one.relation, one.target) for one in types.edges]
     shape = columns, edge_types, settings.hidden, settings.layers, outputs
     link_type = edge_type(settings)
@@ -268,13 +269,13 @@ def _relational(settings: TrainSettings, columns: dict[str, int], outputs: int, 
     return Relational(*shape, roots=settings.model == "sage", **common)
 
 
-def _edge_options(settings: TrainSettings, edge_features: int) -> dict[str, Any]:
+def _edge_arguments(settings: TrainSettings, edge_features: int) -> dict[str, Any]:
     """Return the arguments for attention heads, aggregation and edge features, for models that have them.
 
     Raise OptionError for heads or an aggregation that the model lacks. Edge data that it cannot use is refused when the
     model is lowered.
     """
-    options = _heads(settings)
+    options = _heads_argument(settings)
     if options and edge_features and settings.edge_data_left_out not in ("features", "all"):
         options["edge_dim"] = edge_features
     if settings.aggr != "auto":
@@ -284,7 +285,7 @@ def _edge_options(settings: TrainSettings, edge_features: int) -> dict[str, Any]
     return options
 
 
-def _heads(settings: TrainSettings) -> dict[str, Any]:
+def _heads_argument(settings: TrainSettings) -> dict[str, Any]:
     """Return the ``heads`` argument of a model with attention; OptionError where the model or its width forbids it."""
     if settings.model not in MODELS_WITH_HEADS:
         refuse(settings, ["heads"], f"is of {', '.join(sorted(MODELS_WITH_HEADS))}; {settings.model} has none")
@@ -297,7 +298,7 @@ def _heads(settings: TrainSettings) -> dict[str, Any]:
 # ---- a model of the user's own --------------------------------------------------------------------------------------
 
 
-_OF_A_MODEL = {
+_MODEL_PARAMETERS = {
     "hidden": "hidden_channels",
     "layers": "num_layers",
     "dropout": "dropout",
@@ -311,9 +312,9 @@ _OF_A_MODEL = {
 """By option, the parameter that passes it to a model of the user's own; empty where such a model decides for itself."""
 
 
-def own_model_digest(model: str) -> str | None:
+def user_model_digest(model: str) -> str | None:
     """Return the SHA-256 digest of the file of a model of the user's own; None for a model that comes with ooc."""
-    own = own_model(model)
+    own = user_model_of(model)
     if own is None:
         return None
     try:
@@ -322,10 +323,10 @@ def own_model_digest(model: str) -> str | None:
         raise OptionError(f"--model {model}: {error.strerror or error}{did_you_mean_path(own[0])}") from error
 
 
-def _loaded(model: str) -> Callable[..., Any] | None:
+def _user_model_factory(model: str) -> Callable[..., Any] | None:
     """Return the callable that makes a model of the user's own, running its file once; None for a model of ooc's."""
-    own = own_model(model)
-    digest = own_model_digest(model)
+    own = user_model_of(model)
+    digest = user_model_digest(model)
     return None if own is None or digest is None else _run_file(*own, digest)
 
 
@@ -351,7 +352,7 @@ def _run_file(path: Path, name: str, digest: str) -> Callable[..., Any]:
     return made
 
 
-def _own(
+def _user_model(
     make: Callable[..., Any], settings: TrainSettings, columns: dict[str, int], sizes: _Sizes, types: Types | None
 ) -> nn.Module:
     """Return the model that ``make`` makes of the options, under PyG's names, that it has parameters for.
@@ -380,7 +381,7 @@ def _own(
     needed = [one.name for one in parameters.values() if one.kind in plain and one.default is one.empty]
     if missing := [one for one in needed if one not in taken]:
         raise ModelError(f"{name} wants {', '.join(missing)}; what it can be given are {', '.join(offered)}")
-    for option, parameter in _OF_A_MODEL.items():
+    for option, parameter in _MODEL_PARAMETERS.items():
         wanted = f"; let it take {parameter}" if parameter else ""
         if parameter not in taken:
             refuse(settings, (option,), f"says nothing to {name}, a model of your own{wanted}")
@@ -486,7 +487,7 @@ def build_trainer(
         listener=listener,
         compute_dtype=settings.dtype,
         ignore_edge_data=settings.edge_data_left_out,
-        **{name: getattr(settings, name) for name in _AS_OPTIONS_ARE},
+        **{name: getattr(settings, name) for name in _PASSED_TO_TRAINER},
     )
 
 
@@ -494,38 +495,38 @@ def build_trainer(
 
 
 _SGD_MOMENTUM = 0.9
-_SCHEDULES_OF = {"step_every": ("step",), "lr_factor": ("step", "plateau"), "plateau_patience": ("plateau",)}
+_SCHEDULES_BY_OPTION = {"step_every": ("step",), "lr_factor": ("step", "plateau"), "plateau_patience": ("plateau",)}
 """By option, the values of ``--schedule`` that use it."""
-_OF_EMBEDDING = ("embedding_optimizer", "embedding_lr", "embedding_option")
-_OF_OPTIMIZERS = {
+_EMBEDDING_OPTIONS = ("embedding_optimizer", "embedding_lr", "embedding_option")
+_OPTIMIZER_REFUSALS = {
     "lr": "give --lr",
     "weight_decay": "give --weight-decay",
     **dict.fromkeys(("foreach", "fused", "capturable", "differentiable"), "it changes how steps are taken, not which"),
 }
-_OF_SCHEDULES = {
+_SCHEDULE_REFUSALS = {
     "optimizer": "it is --optimizer",
     "last_epoch": "the run knows it",
     "verbose": "torch has given it up",
 }
-_OF_TORCH = (TypeError, ValueError, RuntimeError, ArithmeticError, AttributeError, LookupError)
+_TORCH_ERRORS = (TypeError, ValueError, RuntimeError, ArithmeticError, AttributeError, LookupError)
 """The exceptions torch raises for arguments that it does not accept."""
-_WORDS = {"true": True, "false": False, "none": None}
+_CONSTANTS = {"true": True, "false": False, "none": None}
 
 
 def build_optimizer(settings: TrainSettings, model: nn.Module) -> torch.optim.Optimizer:
     """Return the optimizer over all parameters, tried on a small model first; OptionError for what torch refuses."""
-    kind = _of_name(torch.optim, settings.optimizer)
+    kind = _class_named(torch.optim, settings.optimizer)
     values = optimizer_options(settings)
     small = _small_model()
-    _stepped(_made(kind, "--optimizer-option", small.parameters(), values), "--optimizer-option", [])
-    optimizer = _made(kind, "--optimizer-option", model.parameters(), values)
+    _try_step(_construct(kind, "--optimizer-option", small.parameters(), values), "--optimizer-option", [])
+    optimizer = _construct(kind, "--optimizer-option", model.parameters(), values)
     assert isinstance(optimizer, torch.optim.Optimizer)
     return optimizer
 
 
 def optimizer_options(settings: TrainSettings) -> dict[str, Any]:
     """Return the arguments of torch's optimizer, without the parameters."""
-    kind = _of_name(torch.optim, settings.optimizer)
+    kind = _class_named(torch.optim, settings.optimizer)
     values: dict[str, Any] = {"lr": settings.lr}
     if "weight_decay" in inspect.signature(kind).parameters:
         values["weight_decay"] = settings.weight_decay
@@ -533,20 +534,22 @@ def optimizer_options(settings: TrainSettings) -> dict[str, Any]:
         raise OptionError(f"{kind.__name__} has no weight decay; leave out --weight-decay")
     if kind is torch.optim.SGD:
         values["momentum"] = _SGD_MOMENTUM
-    given = _read(settings.optimizer_option, "--optimizer-option", kind, _OF_OPTIMIZERS | {"params": "it is the model"})
+    given = _parse_arguments(
+        settings.optimizer_option, "--optimizer-option", kind, _OPTIMIZER_REFUSALS | {"params": "it is the model"}
+    )
     return values | given
 
 
 def build_embedding(settings: TrainSettings) -> Embedding | None:
     """Return the embedding trained for every node; None where there is none, and OptionError for its options then."""
     if not settings.embedding:
-        refuse(settings, _OF_EMBEDDING, "is of an embedding; give --embedding COLUMNS, too")
+        refuse(settings, _EMBEDDING_OPTIONS, "is of an embedding; give --embedding COLUMNS, too")
         return None
-    kind, option = _of_name(torch.optim, settings.embedding_optimizer), "--embedding-option"
+    kind, option = _class_named(torch.optim, settings.embedding_optimizer), "--embedding-option"
     spread = [text for text in settings.embedding_option if text.partition("=")[0] == "std"]
     others = [text for text in settings.embedding_option if text not in spread]
-    values = _read(others, option, kind, {"lr": "give --embedding-lr", "params": "it is the embedding"})
-    std = _value(spread[-1].partition("=")[2], f"{option} {spread[-1]}") if spread else 1.0
+    values = _parse_arguments(others, option, kind, {"lr": "give --embedding-lr", "params": "it is the embedding"})
+    std = _parse_value(spread[-1].partition("=")[2], f"{option} {spread[-1]}") if spread else 1.0
     if not isinstance(std, int | float):
         raise OptionError(f"{option} {spread[-1]}: it must be a number")
     widths: int | str | dict[str, int] = settings.embedding
@@ -557,7 +560,7 @@ def build_embedding(settings: TrainSettings) -> Embedding | None:
 
 def build_schedule(settings: TrainSettings, optimizer: torch.optim.Optimizer, *, rising: bool) -> list[Scheduler]:
     """Return the learning rate's schedule; OptionError for another's options. ``rising``: higher scores are better."""
-    for name, kinds in _SCHEDULES_OF.items():
+    for name, kinds in _SCHEDULES_BY_OPTION.items():
         refuse(settings, [name] if settings.schedule not in kinds else [], f"is of --schedule {' or '.join(kinds)}")
     warmup, epochs = settings.warmup, settings.schedule_epochs or settings.epochs
     if settings.schedule in ("none", "cosine", "step", "plateau"):
@@ -582,14 +585,16 @@ def build_schedule(settings: TrainSettings, optimizer: torch.optim.Optimizer, *,
         case name:
             if warmup:
                 raise OptionError(f"--warmup goes with none, cosine, step and plateau, not with {name}")
-            return [_of_torch(settings, optimizer, epochs, rising=rising)]
+            return [_torch_schedule(settings, optimizer, epochs, rising=rising)]
 
 
-def _of_torch(settings: TrainSettings, optimizer: torch.optim.Optimizer, epochs: int, *, rising: bool) -> Scheduler:
+def _torch_schedule(
+    settings: TrainSettings, optimizer: torch.optim.Optimizer, epochs: int, *, rising: bool
+) -> Scheduler:
     """Return one of torch's schedulers, after trying it for an epoch; arguments that the run knows may be left out."""
-    option, kind = "--schedule-option", _of_name(lr_scheduler, settings.schedule)
+    option, kind = "--schedule-option", _class_named(lr_scheduler, settings.schedule)
     values: dict[str, Any] = {}
-    settled = _OF_SCHEDULES
+    settled = _SCHEDULE_REFUSALS
     if kind is lr_scheduler.CosineAnnealingLR:
         values = {"T_max": epochs}
     elif kind is lr_scheduler.OneCycleLR:
@@ -597,17 +602,17 @@ def _of_torch(settings: TrainSettings, optimizer: torch.optim.Optimizer, epochs:
     elif kind is ReduceLROnPlateau:
         values = {"mode": "max" if rising else "min"}
         settled = {**settled, "mode": "the metric decides it"}
-    values |= _read(settings.schedule_option, option, kind, settled)
+    values |= _parse_arguments(settings.schedule_option, option, kind, settled)
     if {"epochs", "steps_per_epoch"} & values.keys():
         del values["total_steps"]
     small = build_optimizer(settings, _small_model())
-    _stepped(small, option, [_made(kind, option, small, values)])
-    made = _made(kind, option, optimizer, values)
+    _try_step(small, option, [_construct(kind, option, small, values)])
+    made = _construct(kind, option, optimizer, values)
     assert isinstance(made, lr_scheduler.LRScheduler)
     return made
 
 
-def _of_name(module: Any, name: str) -> Any:
+def _class_named(module: Any, name: str) -> Any:
     """Return the class of ``module`` called ``name`` in any case; raise OptionError where there is none."""
     found = next((one for one in vars(module) if one.casefold() == name.casefold() and one[0].isupper()), None)
     if found is None:
@@ -615,7 +620,7 @@ def _of_name(module: Any, name: str) -> Any:
     return getattr(module, found)
 
 
-def _read(texts: Sequence[str], option: str, kind: Any, settled: Mapping[str, str]) -> dict[str, Any]:
+def _parse_arguments(texts: Sequence[str], option: str, kind: Any, settled: Mapping[str, str]) -> dict[str, Any]:
     """Return arguments of ``kind`` from texts KEY=VALUE; ``settled`` says why some cannot be given there."""
     known = [name for name in inspect.signature(kind).parameters if name not in settled]
     found: dict[str, Any] = {}
@@ -628,14 +633,14 @@ def _read(texts: Sequence[str], option: str, kind: Any, settled: Mapping[str, st
             raise OptionError(f"{option} {text}: {kind.__name__} has no {name}{hint}")
         if name in found:
             raise OptionError(f"{option} {name} is given twice")
-        found[name] = _value(value, f"{option} {text}")
+        found[name] = _parse_value(value, f"{option} {text}")
     return found
 
 
-def _value(text: str, where: str) -> Any:
+def _parse_value(text: str, where: str) -> Any:
     """Return the value of ``text``: a number, a tuple of numbers such as ``0.9,0.99``, true, false, none, or a word."""
-    if text.casefold() in _WORDS:
-        return _WORDS[text.casefold()]
+    if text.casefold() in _CONSTANTS:
+        return _CONSTANTS[text.casefold()]
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -646,23 +651,23 @@ def _value(text: str, where: str) -> Any:
     return value
 
 
-def _made(kind: Any, option: str, what: Any, values: Mapping[str, Any]) -> Any:
+def _construct(kind: Any, option: str, what: Any, values: Mapping[str, Any]) -> Any:
     _, *parameters = inspect.signature(kind).parameters.items()
     if needed := [name for name, one in parameters if one.default is one.empty and name not in values]:
         raise OptionError(f"{kind.__name__} wants {' and '.join(needed)}; give {option} {needed[0]}=…")
     try:
         return kind(what, **values)
-    except _OF_TORCH as error:
+    except _TORCH_ERRORS as error:
         raise OptionError(f"{option}: {kind.__name__} says: {error}") from error
 
 
-def _stepped(optimizer: torch.optim.Optimizer, option: str, schedulers: Sequence[Any]) -> None:
+def _try_step(optimizer: torch.optim.Optimizer, option: str, schedulers: Sequence[Any]) -> None:
     """Try a step of the optimizer and of each scheduler; raise OptionError for bad arguments before the first epoch."""
     try:
         optimizer.step()
         for scheduler in schedulers:
             scheduler.step(*([0.5] if isinstance(scheduler, ReduceLROnPlateau) else []))
-    except _OF_TORCH as error:
+    except _TORCH_ERRORS as error:
         name = type((schedulers or [optimizer])[0]).__name__
         raise OptionError(f"{option}: {name} says: {error}") from error
 

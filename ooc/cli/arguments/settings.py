@@ -82,7 +82,7 @@ NO_SCHEDULES = {
 }
 SCHEDULES_OVER_EPOCHS = ("cosine", "CosineAnnealingLR", "OneCycleLR")
 """Schedules that end after a fixed number of epochs."""
-_FIRST = (
+_ALWAYS_RECORDED = (
     "store model layers hidden dropout input_dropout norm optimizer lr weight_decay epochs seed metric eval_every "
     "patience gpu_budget host_budget device threads spill_dir block_rows slab_columns"
 )
@@ -116,7 +116,7 @@ _GPU = partial(_option, GPU)
 _RUN = partial(_option, RUN)
 
 
-def own_model(model: str) -> tuple[Path, str] | None:
+def user_model_of(model: str) -> tuple[Path, str] | None:
     """Return file and name of a model of the user's own, ``FILE.py:NAME``; None for a model that comes with ooc."""
     file, colon, name = model.rpartition(":")
     return (Path(file), name) if colon and file.endswith(".py") else None
@@ -124,19 +124,19 @@ def own_model(model: str) -> tuple[Path, str] | None:
 
 def model_name(model: str) -> str:
     """Return the model's name for people."""
-    own = own_model(model)
+    own = user_model_of(model)
     return MODEL_NAMES[model] if own is None else own[1]
 
 
-def _whole_name(model: str) -> str | None:
+def _resolved_model(model: str) -> str | None:
     """Return a model of the user's own with the absolute path of its file, ``sage`` for ``graphsage``, else None."""
-    own = own_model(model)
+    own = user_model_of(model)
     if own is not None:
         return f"{own[0].resolve()}:{own[1]}"
     return "sage" if model.lower() == "graphsage" else None
 
 
-MODEL = ChoiceType(*MODEL_NAMES, also=_whole_name)
+MODEL = ChoiceType(*MODEL_NAMES, also=_resolved_model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,12 +355,12 @@ class TrainSettings:
         """The edge data the model is not given, with ``"auto"`` resolved."""
         if self.ignore_edge_data != "auto":
             return self.ignore_edge_data
-        return "none" if self.model in _MODELS_WITH_WEIGHTS or own_model(self.model) else "weight"
+        return "none" if self.model in _MODELS_WITH_WEIGHTS or user_model_of(self.model) else "weight"
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], where: Path) -> Self:
         """Return the settings in a run's configuration, which has other entries too; RunError for a wrong setting."""
-        missing = [one.name for one in fields(cls) if one.name in _FIRST.split() and one.name not in config]
+        missing = [one.name for one in fields(cls) if one.name in _ALWAYS_RECORDED.split() and one.name not in config]
         if missing:
             raise RunError(f"{where} was not begun by ooc train: its configuration lacks {', '.join(missing)}")
         given = [one for one in fields(cls) if one.name in config]
@@ -371,7 +371,7 @@ class TrainSettings:
     @classmethod
     def defaults(cls) -> dict[str, Any]:
         """Return the options that a configuration may lack, with the defaults that keep earlier versions' behaviour."""
-        return {one.name: _default(one) for one in fields(cls) if one.name not in _FIRST.split()}
+        return {one.name: _default(one) for one in fields(cls) if one.name not in _ALWAYS_RECORDED.split()}
 
 
 CHANGEABLE = frozenset(
@@ -406,14 +406,14 @@ def with_one_memory(given: dict[str, Any]) -> dict[str, Any]:
     return {"memory": None, **given} if any(given.get(name) is not None for name in two) else given
 
 
-_NEAREST = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
+_SOURCES = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
 
 
 def settle_memory(context: click.Context, options: dict[str, Any]) -> None:
     """Of ``memory`` and the two budgets, keep those from the nearest source: command line, environment, then file.
     Those from the same source all stay, and are refused where they are used."""
     kinds = (("memory",), ("gpu_budget", "host_budget"))
-    one, two = (_distance(context, options, names) for names in kinds)
+    one, two = (_precedence(context, options, names) for names in kinds)
     if one != two:
         options.update(dict.fromkeys(kinds[one < two]))
 
@@ -424,16 +424,16 @@ def settle_seeds(
     """Return ``seeds``, or None where ``--seed`` has a nearer source; OptionError where both have the same source."""
     if seeds is None:
         return None
-    one, several = (_distance(context, {**options, "seeds": seeds}, (name,)) for name in ("seed", "seeds"))
+    one, several = (_precedence(context, {**options, "seeds": seeds}, (name,)) for name in ("seed", "seeds"))
     if one == several:
         raise OptionError("--seed is of one training, --seeds of several; give one of them")
     return seeds if several < one else None
 
 
-def _distance(context: click.Context, options: Mapping[str, Any], names: tuple[str, ...]) -> int:
+def _precedence(context: click.Context, options: Mapping[str, Any], names: tuple[str, ...]) -> int:
     """Return the distance of the nearest source of these options: 0 is the command line; unset options are farthest."""
     sources = [context.get_parameter_source(name) for name in names if options[name] is not None]
-    return min((_NEAREST.index(source) for source in sources if source in _NEAREST), default=len(_NEAREST))
+    return min((_SOURCES.index(source) for source in sources if source in _SOURCES), default=len(_SOURCES))
 
 
 def _default(one: "Field[Any]") -> Any:
@@ -461,7 +461,7 @@ def _is_same(converted: object, value: object) -> bool:
     return alike and converted == value
 
 
-_NOT_SAMPLED = {
+_FULL_GRAPH_ONLY = {
     "embedding": "its rows are stepped all together",
     "spill_dtype": "batches are not spilled",
     "max_ssd_writes": "batches write nothing",
@@ -475,11 +475,11 @@ _NOT_SAMPLED = {
     "host_budget": "give --memory",
 }
 """Options of full-graph training that batches do not have, with the reasons."""
-_OF_MANY_GRAPHS = ("pool", "paths", "hops", "batch_nodes", "batch_edges", "batch_paths")
-_OF_NEIGHBOURS = ("fanouts", "sampler")
-_OF_BATCHES = ("fanouts", "batch_size")
-_OF_LINKS = ("decoder", "link_type", "filtered", "ranked", "negatives", "link_steps")
-_NOT_OF_LINKS = {
+_MANY_GRAPHS_OPTIONS = ("pool", "paths", "hops", "batch_nodes", "batch_edges", "batch_paths")
+_NEIGHBOUR_OPTIONS = ("fanouts", "sampler")
+_BATCH_OPTIONS = ("fanouts", "batch_size")
+_LINK_OPTIONS = ("decoder", "link_type", "filtered", "ranked", "negatives", "link_steps")
+_NODES_ONLY = {
     "sampler": "links are trained on the whole graph",
     "loss": "the loss of links is binary cross-entropy",
     "label_smoothing": "it is of classes",
@@ -498,16 +498,16 @@ def check_sampling(settings: TrainSettings, *, many_graphs: bool = False) -> Non
     """Raise OptionError for options of another kind of training: by full graph, sampled batches, or whole graphs."""
     if many_graphs:
         what = f"is of neighbours in one graph; {settings.store} holds many, whose batches are whole graphs"
-        refuse(settings, _OF_NEIGHBOURS, what)
+        refuse(settings, _NEIGHBOUR_OPTIONS, what)
     else:
-        refuse(settings, _OF_MANY_GRAPHS, f"is for a store of many graphs; {settings.store} is one")
+        refuse(settings, _MANY_GRAPHS_OPTIONS, f"is for a store of many graphs; {settings.store} is one")
     if settings.sampler == "none" and not many_graphs:
         one_step = "is for sampled mini-batches: an epoch of the full graph is one step, with nothing to accumulate"
         refuse(settings, ["accumulate"], one_step)
-        refuse(settings, _OF_BATCHES, "is of sampled mini-batches; give --sampler neighbor, too")
+        refuse(settings, _BATCH_OPTIONS, "is of sampled mini-batches; give --sampler neighbor, too")
         return
     kind = "batches" if many_graphs else "--sampler"
-    for name, reason in _NOT_SAMPLED.items():
+    for name, reason in _FULL_GRAPH_ONLY.items():
         refuse(settings, (name,), f"is of full-graph training, not of {kind}: {reason}")
     if settings.device == "cuda":
         trained = "batches are trained" if many_graphs else "--sampler trains"
@@ -530,11 +530,11 @@ def edge_type(settings: TrainSettings) -> tuple[str, str, str] | None:
 def check_links(settings: TrainSettings) -> None:
     """Raise OptionError for options of links where nodes are trained, and the other way round."""
     if settings.links is None:
-        refuse(settings, _OF_LINKS, "is of link prediction; give --links FILE, too")
+        refuse(settings, _LINK_OPTIONS, "is of link prediction; give --links FILE, too")
         if settings.metric is not None and settings.metric not in METRICS:
             raise OptionError(f"--metric {settings.metric} is of links; give --links FILE, too")
         return
-    for name, reason in _NOT_OF_LINKS.items():
+    for name, reason in _NODES_ONLY.items():
         refuse(settings, (name,), f"is not for --links: {reason}")
 
 
@@ -549,5 +549,5 @@ def only_store(folder: Path) -> Path:
 
 def next_run(runs: Path, store: str, model: str) -> Path:
     """Return the first free ``runs/STORE-MODEL-NUMBER``, as the folder of a run that was given none."""
-    stem = f"{Path(store).stem}-{model if own_model(model) is None else model_name(model)}"
+    stem = f"{Path(store).stem}-{model if user_model_of(model) is None else model_name(model)}"
     return next(path for number in count(1) if not (path := runs / f"{stem}-{number}").exists())
