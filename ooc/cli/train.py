@@ -161,7 +161,7 @@ def _resumed(
     context: click.Context, store: str | None, path: Path, seeds: tuple[int, ...] | None, options: dict[str, Any]
 ) -> "Opened":
     """Return the run, or runs of several seeds, to resume at ``path``, and the settings from now on. Write nothing."""
-    from ooc.train.runs.run import RunFolder, SeedRuns, given_anew, holds_seeds
+    from ooc.train.runs.run import RunFolder, SeedRuns, holds_seeds, updated_config
 
     given = {name: value for name, value in options.items() if _is_given(context, name)}
     given = with_one_memory(given if store is None else {**given, "store": store})
@@ -172,7 +172,7 @@ def _resumed(
     runs = SeedRuns.open(path, asked)
     if _is_given(context, "seed"):
         raise OptionError(f"{path} holds runs of several seeds; give --seeds, or --out with one of its runs")
-    runs.config = given_anew(path, {**TrainSettings.defaults(), **runs.config}, given, CHANGEABLE)
+    runs.config = updated_config(path, {**TrainSettings.defaults(), **runs.config}, given, CHANGEABLE)
     return runs, TrainSettings.from_config({**runs.config, "seed": 0}, path)
 
 

@@ -35,13 +35,13 @@ from ooc.ranks import Ranks
 from ooc.storage.checksums import combined
 from ooc.threads import Threads
 
-_WORTH_SORTING_OUT = 0.8
+_MOST_HALO_SHARE = 0.8
 """A share of all rows: where more rows than this are in halos, all rows are sent, without being packed."""
 _AT_ONCE_BYTES = 4 << 20
 """Bytes of rows that are packed and sent at a time, and as many received."""
-_NUMBERS_BYTES = 2 * torch.int64.itemsize
+_INDEX_BYTES = 2 * torch.int64.itemsize
 """Bytes of a packed row's numbers while it is sent."""
-_FOLLOWED = 16
+_PURSUED_DIVISIONS = 16
 """Divisions of the first panels among the first processes that are pursued. In 60 random cases of 16 panels and 3
 weights, 4 sufficed for the best one."""
 
@@ -76,7 +76,7 @@ def divide_rows(weights: Sequence[Sequence[float]], panel_rows: int, rows: int, 
                     so_far, way = tuple(map(max, most, taken)), (squares + sum(taken) ** 2, [*bounds, stop])
                     tried[so_far] = min(way, tried.get(so_far, way))
             left = [(sums[-1] - sums[stop]) / others if others else 0.0 for sums in before]
-            best = nsmallest(_FOLLOWED, tried.items(), key=lambda one: (sum(map(max, one[0], left)), one[1]))
+            best = nsmallest(_PURSUED_DIVISIONS, tried.items(), key=lambda one: (sum(map(max, one[0], left)), one[1]))
             reached[stop] = [(most, *way) for most, way in best]
         found = reached
     bounds = [min(rows, panel * panel_rows) for panel in found[len(weights[0])][0][2]]
@@ -130,7 +130,7 @@ class HaloMemory:
 
     def nbytes(self, row_bytes: int, count: int) -> int:
         """Return the total, for rows of up to ``row_bytes`` among ``count`` processes."""
-        sent = (count - 1) * (row_bytes + _NUMBERS_BYTES)
+        sent = (count - 1) * (row_bytes + _INDEX_BYTES)
         return self.lists + 2 * min(self.most * sent, max(_AT_ONCE_BYTES, sent))
 
 
@@ -149,7 +149,7 @@ class Staging:
     @classmethod
     def of_rows(cls, row_bytes: int, count: int, *, is_direct: bool) -> "Staging":
         """Return the memory for rows of up to ``row_bytes`` among ``count`` processes."""
-        return cls(align_up(max(_AT_ONCE_BYTES, (count - 1) * (row_bytes + _NUMBERS_BYTES))), is_direct)
+        return cls(align_up(max(_AT_ONCE_BYTES, (count - 1) * (row_bytes + _INDEX_BYTES))), is_direct)
 
     @property
     def host_bytes(self) -> int:
@@ -163,9 +163,9 @@ class Staging:
         return (4 if self.is_direct else 1) * self.nbytes
 
 
-def _at_once(row_bytes: int, count: int) -> int:
+def _rows_at_once(row_bytes: int, count: int) -> int:
     """Return how many rows go to each of the other processes at a time."""
-    return max(1, _AT_ONCE_BYTES // ((row_bytes + _NUMBERS_BYTES) * (count - 1)))
+    return max(1, _AT_ONCE_BYTES // ((row_bytes + _INDEX_BYTES) * (count - 1)))
 
 
 def halo_memory(counts_PP: Tensor, shares: Sequence[range], rows: int) -> HaloMemory | None:
@@ -173,7 +173,7 @@ def halo_memory(counts_PP: Tensor, shares: Sequence[range], rows: int) -> HaloMe
 
     ``counts_PP`` [i, j]: how many rows of process j are wanted by process i.
     """
-    if int(counts_PP.sum()) > _WORTH_SORTING_OUT * sum(rows - len(share) for share in shares):
+    if int(counts_PP.sum()) > _MOST_HALO_SHARE * sum(rows - len(share) for share in shares):
         return None
     given_P, wanted_P = counts_PP.sum(0), counts_PP.sum(1)  # what is wanted is known to the plan as well
     lists = int((given_P + 2 * wanted_P).max()) * (4 if rows < 2**31 else 8)
@@ -392,7 +392,7 @@ class Exchange:
     def _some_rows(self, matrix_NC: Tensor, halo: Halo, parts: Sequence[range]) -> None:
         """Exchange the halo's rows, of every process those in its entry of ``parts``, about ``_AT_ONCE_BYTES`` at a
         time."""
-        at_once = _at_once(matrix_NC[:1].nbytes, self.ranks.count)
+        at_once = _rows_at_once(matrix_NC[:1].nbytes, self.ranks.count)
         of_part_given, of_part_wanted = halo.of_parts(parts, self.ranks.rank)
         for first in range(0, min(halo.most, max(map(len, parts))), at_once):
             given, wanted = (
@@ -425,7 +425,7 @@ class Exchange:
         They go some at a time, at most ``most`` rows of ``row_bytes`` per process. While some are on their way, the
         next ones are packed and the ones before unpacked. Returns the event of their arrival.
         """
-        side, at_once, there = self._side, _at_once(row_bytes, self.ranks.count), written
+        side, at_once, there = self._side, _rows_at_once(row_bytes, self.ranks.count), written
         under_way: list[tuple[Any, Sequence[Rows], Tensor]] = []
         assert side is not None
 
@@ -494,7 +494,7 @@ class Exchange:
         Returns a function that passes the sums on, and then waits for the final ones.
         """
         ranks, last = self.ranks, self.ranks.count - 1
-        at_once = len(sums_NC) if self._device is None else _at_once(sums_NC[:1].nbytes, ranks.count)
+        at_once = len(sums_NC) if self._device is None else _rows_at_once(sums_NC[:1].nbytes, ranks.count)
         pieces = torch.split(sums_NC.view(torch.uint8), at_once)
 
         def hand_to(rank: int) -> None:

@@ -336,13 +336,13 @@ class ShardedPassRun(PassRun):
         self.sending: list[Future[Event | None]] = []
         self.out: defaultdict[int, dict[int, Tensor]] = defaultdict(dict)
 
-    def _at(self, step: Step) -> int:
+    def _place_in_turn(self, step: Step) -> int:
         """Return the place, in the order of this turn, of the process for whose rows this step pulls."""
         return next((at for at, rows in enumerate(self.in_turn) if step.start in rows), self.others)
 
     def begins_sweep(self, number: int) -> bool:
         before, step = self.program.program.steps[number - 1 : number + 1]
-        return self._at(before) != self._at(step) or super().begins_sweep(number)
+        return self._place_in_turn(before) != self._place_in_turn(step) or super().begins_sweep(number)
 
     def begin_sweep(self, step: Step) -> None:
         if step.slab != self.slab:  # the buffers of the turn before are free once all is sent
@@ -360,7 +360,7 @@ class ShardedPassRun(PassRun):
         if self.turn_begins:
             self.buffers.fill(number)
             self.turn_begins = False
-        self.at = self._at(step)
+        self.at = self._place_in_turn(step)
         rows = self.in_turn[self.at]
         self._send(rows.start)
         self.pull.open(number, step)

@@ -29,7 +29,7 @@ from ooc.storage.zarr_json import METADATA_FILE
 
 GROUP = "agg"
 _STAMP = "stamp.json"
-_FORM = 1
+_STAMP_VERSION = 1
 """The stamp's version. Aggregations without one may have been rounded by a run that kept its intermediates in
 bfloat16."""
 _FREE_SHARE = 2
@@ -108,4 +108,4 @@ def _stamp(store: Store, scaling: AnyScaling) -> dict[str, int]:
     names += [f"{side}/self_loops"] if store.self_loops(side) else []
     if scaling.basic.weighted:
         names.append(f"{side}/{EDGE_WEIGHT}")
-    return {"form": _FORM, **{name: store.checksum(name) for name in names}}
+    return {"form": _STAMP_VERSION, **{name: store.checksum(name) for name in names}}

@@ -41,7 +41,7 @@ from ooc.prefetch.engine import Event
 from ooc.stages import Kernel, Tile
 
 CPU = torch.device("cpu")
-_BROUGHT = -1
+_OWN_MATRICES = -1
 """In the place of a slab: what rows bring to its pull."""
 _NUMPY_TYPES = {torch.int32: np.int32, torch.int64: np.int64}
 
@@ -282,7 +282,7 @@ class SlabBuffers:
                 memory = rows.reshape(-1).view(torch.uint8)[-nbytes:]  # narrower values: into the upper half
                 narrow = memory.view(matrix.dtype).view(rows.shape) if len(memory) < rows.nbytes else None
                 check = partial(workspace.filled, block, memory)
-                key = slab if name == self._item.pull.source else _BROUGHT
+                key = slab if name == self._item.pull.source else _OWN_MATRICES
                 self._filling.setdefault(key, []).append((workspace.fill(block, memory), check, rows, narrow))
 
     def _place(self, name: str, slab: int, rows: range) -> Tensor:
@@ -445,7 +445,7 @@ class ShardedSlabs(SlabBuffers):
     def _send_read(self, slab: int, part: range) -> None:
         """Send what is read into the buffers."""
         read = [name for name in self._rows_of if slab not in self.direct or name != self._item.pull.source]
-        for each in (*self._item.turn(slab), _BROUGHT) if read else ():
+        for each in (*self._item.turn(slab), _OWN_MATRICES) if read else ():
             self._take(each)
         if read:
             self._sending.append(self.send(slab, part, read))

@@ -23,7 +23,7 @@ from ooc.plan.simulate.timeline import Resource
 from ooc.prefetch.engine import Span, Ticket
 
 _STATM = Path("/proc/self/statm")
-_BETWEEN_LOOKS_S = 25e-3
+_SAMPLING_INTERVAL_S = 25e-3
 """The least time between two looks at the process's memory: one takes ten microseconds, in a sandbox two hundred."""
 _WAITING_SHARE = 0.1
 """The share of a pass's time: a pass that waited longer was bound by what it waited for, as in the simulator."""
@@ -58,7 +58,7 @@ class EpochRecorder:
             self._arena = condenser.memory("memory", plan.device_limit_bytes + plan.host_limit_bytes)
             self._beside_bytes += plan.fixed_host_bytes
         self._process = condenser.memory("process", 0)
-        self._looked_s = -_BETWEEN_LOOKS_S
+        self._looked_s = -_SAMPLING_INTERVAL_S
         self._began_s = perf_counter()
         if not plan.has_tiers:  # there a task is over when its kernels are launched
             runtime.workers.watch(
@@ -76,7 +76,7 @@ class EpochRecorder:
         self._held.update(block for block, _, _ in self._unrolled.acquire[step])
         frames = len(self._held) + sum(r.count for r in self._regions if r.first <= index <= r.last)
         self._arena.add(now_s, self._beside_bytes + frames * plan.frame_bytes)
-        if now_s - self._looked_s < _BETWEEN_LOOKS_S:
+        if now_s - self._looked_s < _SAMPLING_INTERVAL_S:
             return
         self._looked_s = now_s
         self._process.add(now_s, int(_STATM.read_text().split()[1]) * resource.getpagesize())

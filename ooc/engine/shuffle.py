@@ -26,7 +26,7 @@ from ooc.plan.layout.shuffle import CHUNKS_ARRIVING, CHUNKS_LEAVING, BucketedRow
 from ooc.prefetch.engine import Engine, OpenFile, Span, Ticket
 from ooc.storage.checksums import quick_sum
 
-_NUMBERS = {4: torch.int32, 8: torch.int64}
+_NUMBER_DTYPES = {4: torch.int32, 8: torch.int64}
 """The dtype of an entry's number, by its bytes."""
 
 P = TypeVar("P", bound=Shuffle)
@@ -83,7 +83,7 @@ class ShuffleFile(Generic[P]):
     def entries(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Return the numbers [n] and values [n, C] of the entries in ``memory``, bytes, as views."""
         count, columns = len(memory) // self.plan.entry_bytes, self.plan.columns + 1
-        numbers = as_matrix(memory, _NUMBERS[self.plan.itemsize], count, columns)[:, 0]
+        numbers = as_matrix(memory, _NUMBER_DTYPES[self.plan.itemsize], count, columns)[:, 0]
         return numbers, as_matrix(memory, self.dtype, count, columns)[:, 1:]
 
     def settle(self) -> None:
@@ -160,7 +160,7 @@ class SumsWriter(_Writer[PartialSums]):
     def add(self, rows_S: Tensor, values_SC: Tensor) -> None:
         """Write ascending distinct rows and what is to be added to each; rows beyond the matrix's end are ignored."""
         plan, number = self._plan, np.dtype(f"i{self._plan.itemsize}")
-        rows, values = rows_S.numpy(), values_SC.contiguous().view(_NUMBERS[plan.itemsize]).numpy()
+        rows, values = rows_S.numpy(), values_SC.contiguous().view(_NUMBER_DTYPES[plan.itemsize]).numpy()
         rows = rows[: np.searchsorted(rows, plan.rows)]
         of_row = rows // plan.bucket_rows
         borders = [0, *(np.flatnonzero(np.diff(of_row)) + 1).tolist(), len(rows)]
@@ -186,7 +186,7 @@ class SummedRows:
     def __init__(self, file: ShuffleFile[PartialSums], memory: Tensor, *, reverse: bool) -> None:
         plan = self._plan = file.plan
         self._file = file
-        self._chunks = list(self._in_order(reverse))
+        self._chunks = list(self._chunks_in_order(reverse))
         sums = min(2, plan.buckets)
         self._sums = [memory[i * plan.sums_nbytes : (i + 1) * plan.sums_nbytes] for i in range(sums)]
         rest = memory[sums * plan.sums_nbytes : plan.reading_nbytes].view(-1, plan.chunk_bytes)
@@ -195,7 +195,7 @@ class SummedRows:
         self._added = 0
         self._bucket = -1
 
-    def _in_order(self, reverse: bool) -> Iterator[tuple[int, int, int]]:
+    def _chunks_in_order(self, reverse: bool) -> Iterator[tuple[int, int, int]]:
         """Yield (bucket, offset in its part, bytes of entries) of each chunk."""
         plan = self._plan
         for bucket in reversed(range(plan.buckets)) if reverse else range(plan.buckets):
@@ -277,7 +277,7 @@ class RowsWriter(_Writer[BucketedRows]):
         for bucket, rows in found:
             nbytes = len(rows) * self._plan.entry_bytes
             if self._file.written[bucket] + nbytes > self._wanted(bucket):
-                raise _unlike()
+                raise _mismatch_error()
             part, entries = entries[:nbytes], entries[nbytes:]
             while len(part):
                 room = self._room(bucket)[: len(part)]
@@ -292,7 +292,7 @@ class RowsWriter(_Writer[BucketedRows]):
         if self._plan.exact and any(
             written < self._wanted(bucket) for bucket, written in enumerate(self._file.written)
         ):
-            raise _unlike()
+            raise _mismatch_error()
         super().finish()
 
 
@@ -344,7 +344,7 @@ class RowsReader:
             self._arriving[bucket] = self._file.read(bucket, 0, memory[: align_up(self._file.written[bucket])])
 
 
-def _unlike() -> StoreError:
+def _mismatch_error() -> StoreError:
     return StoreError(
         "rows have other edges out of them than into others: the edges of both directions are not alike; ooc verify "
         "tells where; convert again"

@@ -182,7 +182,7 @@ class DryRuns:
         on_device = self.hardware.has_device_memory
         has = gpu_budget if on_device else gpu_budget + host_budget
         if self.kept_bytes <= has:  # nothing is faster than nothing moved
-            return self._planned([_stays(self.hardware)] * len(self._kept.sizes), self._kept, has, 0, 0)
+            return self._planned([_kept_fate(self.hardware)] * len(self._kept.sizes), self._kept, has, 0, 0)
         items = self._items()
         staging = staging_bytes(max(sizes.largest_bytes for sizes in self._kept.sizes.values()))
         beside, host_beside = (0, staging) if on_device else (staging, 0)
@@ -243,7 +243,7 @@ class DryRuns:
         has -= min(part, staging)
         room = [has - trial.peaks.get((False, item), 0) for item in range(len(fates))]
         moves = any(
-            fate not in (_stays(self.hardware), Fate.RECOMPUTE) and one.nbytes
+            fate not in (_kept_fate(self.hardware), Fate.RECOMPUTE) and one.nbytes
             for fate, one in zip(fates, sizes, strict=True)
         )
         return SavingPlan(
@@ -258,6 +258,6 @@ class DryRuns:
         )
 
 
-def _stays(hardware: Hardware) -> Fate:
+def _kept_fate(hardware: Hardware) -> Fate:
     """Return the fate of what stays where it is computed."""
     return Fate.DEVICE if hardware.has_device_memory else Fate.HOST

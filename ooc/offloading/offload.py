@@ -25,9 +25,9 @@ from ooc.profile.profile import known_hardware
 from ooc.sizes import parse_size
 from ooc.suggestions import checked
 
-_ENTERED = local()
+_CURRENT = local()
 """``block``: the block that this thread is in."""
-_AT_ONCE_BYTES = 256 << 10
+_TRIM_BYTES = 256 << 10
 """Freed allocations of at least this size are returned to the system; smaller ones hold little of the heap."""
 
 
@@ -106,16 +106,16 @@ class Offload:
     def __enter__(self) -> Self:
         if self._open is not None:
             raise OptionError("the ooc.offload block is entered already")
-        if getattr(_ENTERED, "block", None) is not None:
+        if getattr(_CURRENT, "block", None) is not None:
             raise OptionError("another ooc.offload block is entered; offload one module that has both in it")
         with ExitStack() as stack:
             self._saving = saving = Saving(self.module)
             self._tiers = stack.enter_context(ExitStack())
             if self.plan is not None:
-                self._use(self.plan)
-            stack.enter_context(saving.applied(self._before))
-            stack.callback(setattr, _ENTERED, "block", None)
-            _ENTERED.block = self
+                self._allocate(self.plan)
+            stack.enter_context(saving.applied(self._plan_call))
+            stack.callback(setattr, _CURRENT, "block", None)
+            _CURRENT.block = self
             self._open = stack.pop_all()
         return self
 
@@ -124,7 +124,7 @@ class Offload:
         if opened is not None:
             opened.close()
 
-    def _before(self, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _plan_call(self, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Make a plan, unless the present one holds for this call."""
         if self._fixed:
             return
@@ -132,7 +132,7 @@ class Offload:
         parts = (*((one.shape, one.requires_grad) for one in self.module.parameters()),)
         modes = (*(one.training for one in self.module.modules()),)
         called = [spec, hash((parts, modes)), *map(_size_of, leaves)]
-        if self.plan is None or not _holds(self._called, called):
+        if self.plan is None or not _covers(self._called, called):
             meta_given, meta_named = tree_map(_on_meta, (given, named))
             known = [leaf for leaf in tree_flatten((meta_given, meta_named))[0] if isinstance(leaf, Tensor)]
             try:
@@ -143,13 +143,13 @@ class Offload:
                 raise ModelError(f"{type(self.module).__name__} does not run on the meta device: {reason}") from error
             self.plan = None
             self._tiers.close()
-            self._use(plan)
+            self._allocate(plan)
             self.plan, self._called = plan, called
 
-    def _use(self, plan: SavingPlan) -> None:
+    def _allocate(self, plan: SavingPlan) -> None:
         """Allocate the memory and the file that the plan requires."""
         if len(set(plan.fates)) > 1:  # or the heap would keep as much as it was spared
-            return_freed_memory(_AT_ONCE_BYTES, trim_bytes=_AT_ONCE_BYTES)
+            return_freed_memory(_TRIM_BYTES, trim_bytes=_TRIM_BYTES)
         tiers: dict[Fate, Tier] = {}
         if plan.ssd_bytes:
             tiers[Fate.SSD] = ssd = Ssd(self._spill_dir, plan.ssd_bytes, plan.staging_bytes)
@@ -176,7 +176,7 @@ def _size_of(leaf: Any) -> Any:
     return leaf.dtype, leaf.requires_grad, leaf.layout is torch.strided and leaf.is_contiguous(), leaf.shape
 
 
-def _holds(before: Sequence[Any] | None, now: Sequence[Any]) -> bool:
+def _covers(before: Sequence[Any] | None, now: Sequence[Any]) -> bool:
     """Return whether a call with leaves of the sizes ``now`` resembles the one ``before``, with nothing larger."""
     if before is None or len(before) != len(now):
         return False

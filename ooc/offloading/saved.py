@@ -35,7 +35,7 @@ from ooc.prefetch.engine import PAGE_BYTES
 from ooc.sizes import format_size
 
 _LISTS = nn.Sequential, nn.ModuleList, nn.ModuleDict
-Before = Callable[[tuple[Any, ...], dict[str, Any]], None]
+CallHook = Callable[[tuple[Any, ...], dict[str, Any]], None]
 """A function that is told the arguments of each call of the module."""
 
 
@@ -92,7 +92,7 @@ class _Entry:
 
 
 @dataclass(eq=False, slots=True)
-class _Away:
+class _StoredTensor:
     """A saved tensor that is a view of an entry; the backward pass needs it at ``item``."""
 
     call: _Call | None
@@ -107,7 +107,7 @@ class _Away:
 
 
 @dataclass(eq=False, slots=True)
-class _Kept:
+class _KeptTensor:
     """A saved tensor that stays where it is, with its version when it was saved."""
 
     call: _Call | None
@@ -117,7 +117,7 @@ class _Kept:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _SeenStorage:
     """A storage that belongs to an item; it may have been freed. ``counter``: an empty tensor with the version counter
     of the saved tensor."""
 
@@ -165,15 +165,15 @@ class Saving:
         self._current: _Call | None = None
         self._call: Callable[[], _Call | None] = lambda: None
         self._known: set[int] = set()
-        self._seen: dict[tuple[int, int], list[_Seen]] = defaultdict(list)
-        self._given: dict[int, _Seen] = {}
+        self._seen: dict[tuple[int, int], list[_SeenStorage]] = defaultdict(list)
+        self._given: dict[int, _SeenStorage] = {}
         self._waiting: list[weakref.ref[_Entry]] = []
         self._coming_bytes = 0
 
     # ---- calls of the module and of its layers -------------------------------------------------------------
 
     @contextmanager
-    def applied(self, before: Before = lambda given, named: None) -> Iterator[None]:
+    def applied(self, before: CallHook = lambda given, named: None) -> Iterator[None]:
         """Within this context, calls of the module and backward passes follow the fates; ``before`` is called before
         each."""
         wrapped = {self.module: self._module_call(self.module.forward, before)}
@@ -192,11 +192,11 @@ class Saving:
                 if module in own:
                     module.forward = own[module]
 
-    def _module_call(self, forward: Callable[..., Any], before: Before) -> Callable[..., Any]:
+    def _module_call(self, forward: Callable[..., Any], before: CallHook) -> Callable[..., Any]:
         def run(*given: Any, **named: Any) -> Any:
             if not torch.is_grad_enabled() or self._calling:
                 return forward(*given, **named)
-            self._check_over()
+            self._check_freed()
             before(given, named)
             leaves = tree_leaves((given, named))
             of_data = (value for one in leaves for store in getattr(one, "stores", ()) for value in store.values())
@@ -208,7 +208,7 @@ class Saving:
 
         return run
 
-    def _check_over(self) -> None:
+    def _check_freed(self) -> None:
         """Raise ModelError if tensors that the last call saved are still alive."""
         self._current = None
         if self._call() is not None:
@@ -246,7 +246,7 @@ class Saving:
                 return forward(*given, **named)
             before, item = self._item, self._item + 1
             leaves, called = tree_flatten((given, named))
-            self._take_on(before, leaves)
+            self._assign_inputs(before, leaves)
             self.sizes[before].name, self.sizes[item].name = f"before {name}", name
             state, settings = _state_of(layer, leaves), list[Any]()
             self._within = True
@@ -272,7 +272,7 @@ class Saving:
         self._item = item
         self._moved(True, item)
 
-    def _take_on(self, item: int, given: Iterable[Any]) -> None:
+    def _assign_inputs(self, item: int, given: Iterable[Any]) -> None:
         """Assign a layer's inputs to the item before it, except those that belong to an earlier item."""
         storages = {}
         for tensor in given:
@@ -282,23 +282,23 @@ class Saving:
                     storages[storage._cdata] = storage
         for key, storage in storages.items():
             if (seen := self._given.get(key)) is None or seen.gone:
-                self._given[key] = _Seen(StorageWeakRef(storage), item)  # type: ignore[no-untyped-call]
+                self._given[key] = _SeenStorage(StorageWeakRef(storage), item)  # type: ignore[no-untyped-call]
         self.sizes[item].given_bytes = sum(storage.nbytes() for storage in storages.values())
 
     # ---- what autograd saves -------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _pack(self, tensor: Tensor) -> _Kept | _Away:
+    def _pack(self, tensor: Tensor) -> _KeptTensor | _StoredTensor:
         # When a backward pass has begun, what it does not save itself is saved for another call.
         is_outside = self._returning and torch._C._current_graph_task_id() == -1
         call = None if is_outside else self._current
         if call is None or not _is_plain(tensor):
-            return _Kept(call, -1, tensor.detach(), tensor._version)
+            return _KeptTensor(call, -1, tensor.detach(), tensor._version)
         storage = tensor.untyped_storage()
         is_made = self._calling or tensor.requires_grad
         is_part = not is_made and tensor.nbytes < storage.nbytes()  # of labels, say: there before the loss was
         if storage.nbytes() < PAGE_BYTES or storage._cdata in self._known or is_part:
-            return _Kept(call, -1, tensor.detach(), tensor._version)
+            return _KeptTensor(call, -1, tensor.detach(), tensor._version)
         key = storage._cdata, tensor._version  # what is changed in place is another storage
         there = self._seen[key] = [one for one in self._seen[key] if not one.gone]
         whole, marks = tensor, (tensor.is_conj(), tensor.is_neg())
@@ -309,19 +309,19 @@ class Saving:
             item = self._item if given is None or given.gone else given.item
             counter = tensor.detach()
             counter.data = counter.new_empty(0)
-            seen = _Seen(StorageWeakRef(storage), item, counter=counter)  # type: ignore[no-untyped-call]
+            seen = _SeenStorage(StorageWeakRef(storage), item, counter=counter)  # type: ignore[no-untyped-call]
             there.append(seen)
             self._count(item, storage.nbytes())
         tier = self.tiers.get(self.fates(seen.item))
         if tier is None:
-            return _Kept(call, self._item, whole.detach(), whole._version)
+            return _KeptTensor(call, self._item, whole.detach(), whole._version)
         entry = None if seen.entry is None else seen.entry()
         if entry is None:
             entry = _Entry(tier, tier.put(storage), landing_bytes(storage.nbytes()))
             seen.entry = weakref.ref(entry)
             self._waiting.append(seen.entry)
         place = tensor.size(), tensor.stride(), int(tensor.storage_offset())
-        return _Away(call, self._item, entry, tensor.dtype, *place, *marks)
+        return _StoredTensor(call, self._item, entry, tensor.dtype, *place, *marks)
 
     def _count(self, item: int, nbytes: int) -> None:
         sizes = self.sizes[item]
@@ -350,11 +350,11 @@ class Saving:
             )
 
     @torch.no_grad()
-    def _unpack(self, saved: _Kept | _Away) -> Tensor:
+    def _unpack(self, saved: _KeptTensor | _StoredTensor) -> Tensor:
         self._returning = self._returning or (saved.call is not None and not self._calling)
         if saved.item >= 0:
             self._reach(saved.item)
-        if isinstance(saved, _Kept):
+        if isinstance(saved, _KeptTensor):
             if saved.tensor._version != saved.version:
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an inplace operation: "

@@ -21,7 +21,7 @@ from ooc.errors import OptionError
 from ooc.events import Listener, ignore
 from ooc.model.graph import damaged
 from ooc.sampling.budget import BATCHES_ALIVE, BatchPlan, Division
-from ooc.sampling.loader import BatchLoader, Held, Loop, foreseen, order_of, read_ahead, rows_of
+from ooc.sampling.loader import BatchLoader, Loop, OpenArrays, read_ahead, rows_of, shuffled_order, with_foresight
 from ooc.sampling.pages import MOST_BATCHES, pages_of, resident_bytes
 from ooc.sampling.paths import (
     check_lengths,
@@ -29,10 +29,10 @@ from ooc.sampling.paths import (
     count_walks,
     find_near,
     find_paths,
-    making_bytes,
     walks_by_edge,
+    workspace_bytes,
 )
-from ooc.sampling.runs import Ints, pieces, run_numbers
+from ooc.sampling.runs import Ints, expand_ranges, pieces
 from ooc.storage.array import AnyArray, Array
 from ooc.storage.store import EDGE_FEATURES, EDGE_WEIGHT, Store, Task
 from ooc.threads import ahead
@@ -159,7 +159,7 @@ class Bounds:
         found = {}
         for counted, counts in sizes.items():
             found[counted] = min(
-                [int(counts.sum()), *(_most(counts, sizes[by], bound) for by, bound in self.most.items())]
+                [int(counts.sum()), *(_upper_bound(counts, sizes[by], bound) for by, bound in self.most.items())]
             )
         return Size(**found, largest=int(sizes["nodes"].max()))
 
@@ -240,7 +240,7 @@ class GraphLoader(BatchLoader):
         seen = [min(pages_of(array), rows * -(-array.row_bytes // 4096) + 2 * most.graphs) for array in arrays]
         one_ahead = 12 * sum(seen)  # pages of a batch and their next uses, and while these are found
         fixed = _GRAPH_BYTES * store.num_graphs + BATCHES_ALIVE * batch_bytes + _ROW_BYTES * rows + 2 * one_ahead
-        fixed += 8 * most.near + (making_bytes(sizes.walks) if sizes.path_edges or sizes.hops else 0)
+        fixed += 8 * most.near + (workspace_bytes(sizes.walks) if sizes.path_edges or sizes.hops else 0)
         smaller = "or smaller batches, more of them a step; those by nodes, edges or paths are all alike"
         given = arrays, batch_bytes, fixed, beside, memory_bytes, processes
         division = Division(*given, what=f"batches come to {most}", remedy=smaller)
@@ -263,7 +263,7 @@ class GraphLoader(BatchLoader):
         """Return the graphs of every batch of an epoch."""
         if self._made[0] != epoch:
             graphs = self.graphs
-            graphs = graphs[order_of(len(graphs), self.seed, epoch)] if self._shuffle else graphs
+            graphs = graphs[shuffled_order(len(graphs), self.seed, epoch)] if self._shuffle else graphs
             self._made = epoch, self.bounds.cut(graphs)
         return self._made[1]
 
@@ -277,30 +277,30 @@ class GraphLoader(BatchLoader):
         sight = max(1, self.plan.lookahead // 2)
         groups = [[*batches[first : first + sight]] for first in range(0, len(batches), sight)]
 
-        def made(held: Held) -> Generator["Batch"]:
-            known = foreseen(held, groups, partial(_wanted, self, held))
+        def made(held: OpenArrays) -> Generator["Batch"]:
+            known = with_foresight(held, groups, partial(_wanted, self, held))
             return ahead(read_ahead(held, known, partial(_batch, self, held)), name="ooc-graphs")
 
-        return self._begun(made)
+        return self._start_loop(made)
 
     def _arrays(self) -> list[Array]:
         store = self.store
         return [store.array("x"), *store.topology("in"), store.array("y"), *store.edge_data("in")]
 
 
-def _wanted(loader: GraphLoader, held: Held, graphs: Ints) -> dict[str, AnyArray]:
+def _wanted(loader: GraphLoader, held: OpenArrays, graphs: Ints) -> dict[str, AnyArray]:
     """Return the rows that a batch needs, by array; of ``in/indptr`` one more per graph than it has nodes."""
     sizes, counts = loader.sizes, loader.sizes.of(graphs)
-    first, edges = sizes.nodes[graphs], run_numbers(sizes.edges[graphs], counts["edges"])
+    first, edges = sizes.nodes[graphs], expand_ranges(sizes.edges[graphs], counts["edges"])
     others = {
-        "x": run_numbers(first, counts["nodes"]),
-        "in/indptr": run_numbers(first, counts["nodes"] + 1),
+        "x": expand_ranges(first, counts["nodes"]),
+        "in/indptr": expand_ranges(first, counts["nodes"] + 1),
         "y": graphs,
     }
     return {name: others.get(name, edges) for name in held.rows}
 
 
-def _batch(loader: GraphLoader, held: Held, graphs: Ints, uses: Mapping[str, Any]) -> "Batch":
+def _batch(loader: GraphLoader, held: OpenArrays, graphs: Ints, uses: Mapping[str, Any]) -> "Batch":
     from torch_geometric.data import Batch
 
     store, wanted, counts = loader.store, _wanted(loader, held, graphs), loader.sizes.of(graphs)
@@ -358,7 +358,7 @@ def batch_nbytes(store: Store, most: Size, path_edges: int) -> int:
     return most.nodes * node + most.edges * edge + most.graphs * graph + made
 
 
-def _most(counts: Ints, costs: Ints, bound: int) -> int:
+def _upper_bound(counts: Ints, costs: Ints, bound: int) -> int:
     """Return an upper bound of the total of ``counts`` [G] over graphs whose ``costs`` [G] total at most ``bound``.
 
     Fractions of a graph are allowed, so sorting finds the bound (G. Dantzig's bound of the knapsack problem).

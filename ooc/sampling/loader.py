@@ -75,7 +75,7 @@ _TAKEN_BYTES, _TAKEN_PAGE_BYTES = 48, 96
 _OWN_THREADS = "the loader has threads of its own, which sample and read ahead; leave it out"
 _AS_DRAWN = "batches have the edges that are drawn, each once, of all nodes that a hop has reached"
 _ALIKE = "neighbours are drawn evenly, without replacement, by seed= and epoch alone"
-_OF_PYG: dict[str, tuple[object, str]] = {
+_PYG_ARGUMENTS: dict[str, tuple[object, str]] = {
     "num_workers": (0, _OWN_THREADS),
     "persistent_workers": (False, _OWN_THREADS),
     "filter_per_worker": (None, _OWN_THREADS),
@@ -106,7 +106,7 @@ _OF_PYG: dict[str, tuple[object, str]] = {
 """Arguments of PyG's loaders that are accepted with one value only, and what to do instead of another value."""
 
 
-class Held:
+class OpenArrays:
     """What is kept from epoch to epoch: the engine, and each array's ``rows``, whole or in pages."""
 
     def __init__(self, store: Store, arrays: Sequence[Array], plan: BatchPlan, sums: Sums, listener: Listener) -> None:
@@ -158,7 +158,7 @@ class BatchLoader:
 
     store: Store
     plan: BatchPlan
-    _held: Held | None = None
+    _held: OpenArrays | None = None
     _running: Any = None
 
     def __init__(self, store: Store | str | Path, listener: Listener, of_pyg: Mapping[str, Any]) -> None:
@@ -167,21 +167,21 @@ class BatchLoader:
         Raises OptionError for such an argument with a value that would change batches.
         """
         for name, value in of_pyg.items():
-            if name not in _OF_PYG:
+            if name not in _PYG_ARGUMENTS:
                 raise TypeError(f"{type(self).__name__} got an unexpected keyword argument {name!r}")
-            there, instead = _OF_PYG[name]
+            there, instead = _PYG_ARGUMENTS[name]
             if getattr(value, "value", value) != there:
                 raise OptionError(f"{type(self).__name__} takes no {name}: {instead}")
         self.store = store if isinstance(store, Store) else open_store(store)
         self._listener, self._sums = listener, Sums()
 
-    def _begun(self, batches: Callable[[Held], Generator["Data"]]) -> Loop:
+    def _start_loop(self, batches: Callable[[OpenArrays], Generator["Data"]]) -> Loop:
         """Start an iteration with what is held, and end the one before it."""
         self._end_loop("another one over the same loader has begun; make a loader for each of two at once")
         if self._held is None:
             with self.store.unreplaced():
-                self._held = Held(self.store, self._arrays(), self.plan, self._sums, self._listener)
-        made = Loop(self._of_one_store(batches(self._held)))
+                self._held = OpenArrays(self.store, self._arrays(), self.plan, self._sums, self._listener)
+        made = Loop(self._checked_store(batches(self._held)))
         self._running = weakref.ref(made)
         return made
 
@@ -189,7 +189,7 @@ class BatchLoader:
         if self._running is not None and (running := self._running()) is not None:
             running.end(reason)
 
-    def _of_one_store(self, batches: Generator["Data"]) -> Generator["Data"]:
+    def _checked_store(self, batches: Generator["Data"]) -> Generator["Data"]:
         """Yield the batches; raise StoreError where the store is replaced before the last one."""
         with contextlib.closing(batches), self.store.unreplaced():
             yield from batches
@@ -321,13 +321,13 @@ class NeighborLoader(BatchLoader):
     def __iter__(self) -> Loop:
         epoch, self.epoch = self.epoch, self.epoch + 1
 
-        def batches(held: Held) -> Generator["Data"]:
+        def batches(held: OpenArrays) -> Generator["Data"]:
             sampled = ahead(
-                foreseen(held, self._sampled(held, epoch), lambda one: {"x": one[0].rows}), name="ooc-sample"
+                with_foresight(held, self._sampled(held, epoch), lambda one: {"x": one[0].rows}), name="ooc-sample"
             )
             return ahead(read_ahead(held, sampled, partial(_data, held)), name="ooc-rows")
 
-        return self._begun(batches)
+        return self._start_loop(batches)
 
     def _arrays(self) -> list[Array]:
         """Return the features, then neighbours, labels, edges' data, and the rows' numbers before conversion."""
@@ -354,11 +354,15 @@ class NeighborLoader(BatchLoader):
     def seeds_of(self, epoch: int) -> list[Ints]:
         """Return an epoch's seeds by batch, as places in ``input_nodes``."""
         if self._made[0] != epoch:
-            order = order_of(len(self.seed_rows), self.seed, epoch) if self._shuffle else np.arange(len(self.seed_rows))
+            order = (
+                shuffled_order(len(self.seed_rows), self.seed, epoch)
+                if self._shuffle
+                else np.arange(len(self.seed_rows))
+            )
             self._made = epoch, [order[k * self.batch_size : (k + 1) * self.batch_size] for k in range(len(self))]
         return self._made[1]
 
-    def _sampled(self, held: Held, epoch: int) -> Generator[list[tuple[SampledBatch, Ints]]]:
+    def _sampled(self, held: OpenArrays, epoch: int) -> Generator[list[tuple[SampledBatch, Ints]]]:
         """Yield groups of the epoch's batches that are this process's, with their seeds' places in ``input_nodes``.
 
         A group has as many batches as the plan lets be sampled ahead.
@@ -378,7 +382,7 @@ class NeighborLoader(BatchLoader):
             yield [*zip(batches, (seeds[number] for number in numbers), strict=True)]
 
 
-def order_of(count: int, seed: int, epoch: int) -> Ints:
+def shuffled_order(count: int, seed: int, epoch: int) -> Ints:
     """Return the shuffled order of ``count`` things in an epoch."""
     order = np.arange(count)
     first, second = key_of(seed, epoch, _SHUFFLED)
@@ -386,8 +390,8 @@ def order_of(count: int, seed: int, epoch: int) -> Ints:
     return order
 
 
-def foreseen(
-    held: Held, groups: Iterable[list[T]], needed: Callable[[T], Mapping[str, AnyArray]]
+def with_foresight(
+    held: OpenArrays, groups: Iterable[list[T]], needed: Callable[[T], Mapping[str, AnyArray]]
 ) -> Generator[tuple[list[T], dict[str, Foresight]]]:
     """Yield each group of batches with the pages that its batches will use, by array that is read in pages.
 
@@ -407,7 +411,7 @@ def foreseen(
 
 
 def read_ahead(
-    held: Held,
+    held: OpenArrays,
     groups: Generator[tuple[list[T], dict[str, Foresight]]],
     made: Callable[[T, dict[str, Uses]], "Data"],
 ) -> Generator["Data"]:
@@ -420,7 +424,7 @@ def read_ahead(
                 yield made(batch, {name: foresight.uses[place] for name, foresight in known.items()})
 
 
-def _data(held: Held, sampled: tuple[SampledBatch, Ints], uses: Mapping[str, Uses]) -> "Data":
+def _data(held: OpenArrays, sampled: tuple[SampledBatch, Ints], uses: Mapping[str, Uses]) -> "Data":
     from torch_geometric.data import Data
 
     batch, seeds = sampled

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from ooc.events import Listener, ignore, reported
 from ooc.prefetch.arena import Arena, Bytes
 from ooc.prefetch.engine import PAGE_BYTES, ChunkFile, Engine, Span, Ticket
-from ooc.sampling.runs import run_numbers
+from ooc.sampling.runs import expand_ranges
 from ooc.storage.array import AnyArray, Array
 from ooc.storage.sparse_array import INDEX_DTYPE, Entries, SparseArray
 
@@ -161,7 +161,7 @@ class SparseRows(ResidentRows):
     def take(self, rows: AnyArray, uses: "Uses | None" = None) -> AnyArray:
         """Return the ``rows`` in that order, dense, [n, C]."""
         counts = self._counts[rows]
-        places = run_numbers(self._starts[rows], counts)
+        places = expand_ranges(self._starts[rows], counts)
         return Entries(counts, self._columns_of[places], self._values[places]).dense(self._columns)
 
 
@@ -271,7 +271,7 @@ class PagedRows:
 
     # ---- pages of a batch --------------------------------------------------------------------------------------
 
-    def _cut(self, count: int, first: Places, last: Places) -> Iterator[_Window]:
+    def _windows_over(self, count: int, first: Places, last: Places) -> Iterator[_Window]:
         """Yield windows over ``count`` pages such that each row lies within one of them."""
         low = new = start = 0
         while start < len(last):
@@ -290,13 +290,13 @@ class PagedRows:
         pages, work, cache = uses.pages, self._work, self._cache
         frames = self._frame_of[pages]
         present, absent = np.flatnonzero(frames >= 0), np.flatnonzero(frames < 0)
-        kept, free, given_up = self._choose(uses, frames, present, absent)
+        kept, free, given_up = self._choose_cached(uses, frames, present, absent)
         missing, frames = pages[absent], frames[present]
-        windows = list(self._cut(len(pages), first, last))
+        windows = list(self._windows_over(len(pages), first, last))
         ends = np.array([0, *(window.high for window in windows)])
         reading = absent.searchsorted(ends)
         requests = self._pages.requests(missing, reading)
-        keeping, cached = _parts(kept, reading), _parts(present, ends)
+        keeping, cached = _slices_between(kept, reading), _slices_between(present, ends)
         ready = (len(free) - len(given_up) + given_up.searchsorted(ends[1:])).tolist()
         self.pages_read += len(missing)
 
@@ -309,7 +309,7 @@ class PagedRows:
         stayed: list[Places] = []
         used = before = 0
         try:
-            for number, (window, part) in enumerate(zip(windows, _parts(absent, ends), strict=True)):
+            for number, (window, part) in enumerate(zip(windows, _slices_between(absent, ends), strict=True)):
                 if number + 1 < len(windows):
                     tickets.append(send(number + 1))
                 staged = self._staging[number % _STAGED][: part.stop - part.start]
@@ -336,7 +336,9 @@ class PagedRows:
         self._page_in[held] = missing[staying]
         self._next_use[held] = uses.next[absent[staying]]
 
-    def _choose(self, uses: Uses, frames: AnyArray, present: Places, absent: Places) -> tuple[Places, Places, Places]:
+    def _choose_cached(
+        self, uses: Uses, frames: AnyArray, present: Places, absent: Places
+    ) -> tuple[Places, Places, Places]:
         """Choose the pages to cache.
 
         Returns which of the ``absent`` pages to cache, by their places there; the free frames for them; and the places
@@ -366,7 +368,7 @@ class PagedRows:
 Rows = ResidentRows | PagedRows
 
 
-def _parts(places: Places, bounds: AnyArray) -> list[slice]:
+def _slices_between(places: Places, bounds: AnyArray) -> list[slice]:
     """Return where the ascending ``places`` lie between ``bounds`` [parts + 1]."""
     return [slice(*pair) for pair in pairwise(places.searchsorted(bounds).tolist())]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ooc.errors import OptionError
-from ooc.sampling.runs import Ints, pieces, run_numbers
+from ooc.sampling.runs import Ints, expand_ranges, pieces
 
 _WALKS = 1 << 16
 """Walks that are extended at a time."""
@@ -44,11 +44,11 @@ def count_walks(sources: Ints, degrees: Ints, hops: int) -> Ints:
     """Return how many walks of at most ``hops`` edges, including the empty one, end at each node [n]."""
     walks = np.ones_like(degrees)
     for _ in range(hops):
-        walks = 1 + _through_in_edges(walks, sources, degrees)
+        walks = 1 + _count_through_in_edges(walks, sources, degrees)
     return walks
 
 
-def making_bytes(walks: int) -> int:
+def workspace_bytes(walks: int) -> int:
     """Return the bytes that making paths or pairs takes beside them, where ``walks`` walks end with one edge or at one
     node."""
     return _WALK_BYTES * max(_WALKS, walks)
@@ -62,7 +62,7 @@ def find_paths(sources: Ints, degrees: Ints, edges: int, count: int) -> Ints:
     """
     out = np.empty((edges + 1, count), dtype=np.int64)
     done = 0
-    for walks in _found(sources, degrees, edges):
+    for walks in _extend_paths(sources, degrees, edges):
         found = len(walks[0])
         if done + found > count:
             break
@@ -89,7 +89,7 @@ def find_near(sources: Ints, degrees: Ints, hops: int, most: int) -> Ints:
             targets, through = np.divmod(found, count)
             ways = degrees[through]
             further = np.repeat(targets * count, ways)
-            further += sources[run_numbers(starts[through], ways)]
+            further += sources[expand_ranges(starts[through], ways)]
             found = np.sort(np.concatenate([found, further]))
             found = found[np.diff(found, prepend=-1) > 0]
         found = found[found % (count + 1) != 0]
@@ -107,18 +107,18 @@ def walks_by_edge(sources: Ints, degrees: Ints, edges: int) -> Ints:
     nodes."""
     ways = degrees
     for _ in range(edges - 2):
-        ways = _through_in_edges(ways, sources, degrees)
+        ways = _count_through_in_edges(ways, sources, degrees)
     return ways[sources]
 
 
-def _through_in_edges(ways: Ints, sources: Ints, degrees: Ints) -> Ints:
+def _count_through_in_edges(ways: Ints, sources: Ints, degrees: Ints) -> Ints:
     """Return how many ways lead to each node [n] through its in-edges, from the ``ways`` [n] to their sources."""
     ends, total = np.cumsum(degrees), np.concatenate([[0], np.cumsum(ways[sources])])
     found: Ints = total[ends] - total[ends - degrees]
     return found
 
 
-def _found(sources: Ints, degrees: Ints, edges: int) -> Iterator[list[Ints]]:
+def _extend_paths(sources: Ints, degrees: Ints, edges: int) -> Iterator[list[Ints]]:
     """Yield paths as lists of their first nodes, …, last nodes, a few at a time."""
     starts = np.cumsum(degrees) - degrees
     targets = np.repeat(np.arange(len(degrees)), degrees)
@@ -129,7 +129,7 @@ def _found(sources: Ints, degrees: Ints, edges: int) -> Iterator[list[Ints]]:
         for _ in range(edges - 1):
             counts = degrees[nodes[0]]
             of_walk = np.repeat(np.arange(len(counts)), counts)
-            came_from = sources[run_numbers(starts[nodes[0]], counts)]
+            came_from = sources[expand_ranges(starts[nodes[0]], counts)]
             kept = (came_from != nodes[0][of_walk]) & (came_from != nodes[1][of_walk])
             of_walk = of_walk[kept]
             nodes = [came_from[kept], *(column[of_walk] for column in nodes)]

@@ -76,7 +76,7 @@ class StoreFeatures(FeatureStore):  # type: ignore[misc]
         return None if array is None else array.shape
 
     def _put_tensor(self, *_: Any) -> bool:
-        raise _unchanging(self._store)
+        raise _unchangeable_error(self._store)
 
     _remove_tensor = _put_tensor
 
@@ -110,7 +110,7 @@ class StoreGraph(GraphStore):  # type: ignore[misc]
         return torch.from_numpy(sources), torch.from_numpy(starts)
 
     def _put_edge_index(self, *_: Any) -> bool:
-        raise _unchanging(self._store)
+        raise _unchangeable_error(self._store)
 
     _remove_edge_index = _put_edge_index
 
@@ -174,5 +174,5 @@ def _ids(index: Any, nodes: int) -> AnyArray:
     return found.astype(np.int64, copy=False)
 
 
-def _unchanging(store: Store) -> StoreError:
+def _unchangeable_error(store: Store) -> StoreError:
     return StoreError(f"the store {store.path} cannot be changed, only read")

@@ -11,7 +11,7 @@ from ooc.storage.array import AnyArray
 Ints = npt.NDArray[np.int64]
 
 
-def run_numbers(first: AnyArray, counts: AnyArray) -> Ints:
+def expand_ranges(first: AnyArray, counts: AnyArray) -> Ints:
     """Return the numbers of ranges that begin with ``first`` [g] and have ``counts`` [g] numbers each."""
     found: Ints = np.repeat(first - (np.cumsum(counts) - counts), counts)
     found += np.arange(len(found))

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ooc.kernels.dropout.edges import HEADS_PER_COUNT, key_of, philox
-from ooc.sampling.runs import Ints, run_numbers
+from ooc.sampling.runs import Ints, expand_ranges
 from ooc.storage.array import AnyArray
 
 Take = Callable[[Ints], AnyArray]
@@ -83,7 +83,7 @@ class Sampler:
         starts = self._offsets[nodes].astype(np.int64, copy=False)
         degrees = self._offsets[nodes + 1] - starts
         counts = degrees if fanout < 0 else np.minimum(degrees, fanout)
-        edges = run_numbers(starts, counts)
+        edges = expand_ranges(starts, counts)
         chosen = np.flatnonzero(degrees > counts)
         if fanout > 0 and len(chosen):
             begins, key = np.cumsum(counts) - counts, key_of(self._seed, epoch, batch.number, hop)

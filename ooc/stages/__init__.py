@@ -11,10 +11,10 @@ edge_counts (how edges are distributed over rows).
 from ooc.stages.builder import StageBuilder
 from ooc.stages.context import Inputs, Kernel, RowStep, Sink, Step, Tensors, Tile, nowhere
 from ooc.stages.names import embedding_name
-from ooc.stages.panels import TELLING_BYTES, PanelSums, panel_rows
+from ooc.stages.panels import EXCHANGE_BYTES, PanelSums, panel_rows
 
 __all__ = [
-    "TELLING_BYTES",
+    "EXCHANGE_BYTES",
     "Inputs",
     "Kernel",
     "PanelSums",

@@ -31,7 +31,7 @@ from ooc.plan.workload import Pull
 from ooc.stages.context import Kernel, Step, Tensors, Tile
 from ooc.stages.forward import KnownRows, materialise, recompute_steps
 from ooc.stages.names import embedding_gradient
-from ooc.stages.places import gradient_places, hands_on
+from ooc.stages.places import gradient_places, passes_gradient_on
 from ooc.stages.program import Program
 from ooc.stages.schedule import Recipe, last_uses
 
@@ -77,7 +77,7 @@ def backward_steps(program: Program) -> list[Step]:
     for stage in range(program.schedule.last - 1, -1, -1):
         above = program.schedule.pulled(stage + 1)
         if isinstance(above, EdgeAggregate) and above.pulls_targets and above.trains_target:
-            steps.append(_targets(program, above, stage + 1))
+            steps.append(_target_step(program, above, stage + 1))
         below = program.schedule.pulled(stage)
         pulls = above is not None and not isinstance(above, Opaque) and above.takes_gradient
         learns = pulls or stage in program.schedule.learnt or (below is not None and below.finds_upstream)
@@ -131,7 +131,7 @@ def _backward(program: Program, stage: int) -> Step:
     )
 
 
-def _targets(program: Program, aggregate: EdgeAggregate, stage: int) -> Step:
+def _target_step(program: Program, aggregate: EdgeAggregate, stage: int) -> Step:
     """Return the step that computes the gradient of the targets' own rows in ``aggregate``, with which ``stage``
     begins.
 
@@ -255,7 +255,7 @@ def tile_backward(program: Program, stage: int) -> Callable[[GradientRows, Known
             for need in done:
                 known.pop(need, None)
             if value in gradients:
-                _follow(value, gradients, operands, tile, rows, places.get(value))
+                _propagate(value, gradients, operands, tile, rows, places.get(value))
         height = tile.stop - tile.start
         out: Tensors = {}
         if isinstance(pulled, EdgeAggregate) and not isinstance(pulled, Opaque) and pulled.finds_upstream:
@@ -296,7 +296,7 @@ def tile_backward(program: Program, stage: int) -> Callable[[GradientRows, Known
     return backward
 
 
-def _follow(
+def _propagate(
     value: Value, gradients: GradientRows, operands: list[Tensor | None], tile: Tile, rows: Rows, place: str | None
 ) -> None:
     """Propagate the gradient of ``value`` to its inputs and parameters; ``operands`` may be freed on the way.
@@ -310,7 +310,7 @@ def _follow(
     elif isinstance(value, (Rectified, Sigmoidal)):
         found, is_own = value.backward(gradient, operands, rows, over=is_own), True
     else:
-        found, is_own = value.backward(gradient, operands, rows), is_own and hands_on(value)
+        found, is_own = value.backward(gradient, operands, rows), is_own and passes_gradient_on(value)
     del gradient
     tile.gradients += found.parameters
     for source, part in zip(value.inputs, found.inputs, strict=True):

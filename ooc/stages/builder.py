@@ -150,7 +150,9 @@ class StageBuilder(StageContext):
                 rows = self.scaled(rows, tile, scaling)
                 return dict(zip(stores, torch.split(rows, widths, dim=1), strict=True))
 
-            return Step(self._low_spec(f"scale x{so}", sources, columns, stores, loads=(x,), space=source), scaled)
+            return Step(
+                self._independent_spec(f"scale x{so}", sources, columns, stores, loads=(x,), space=source), scaled
+            )
 
         if len(widths) == 1:
             return [scale([f"mx1{other}"]), *self._hops(scaling, wanted, kept, columns, other, so)]
@@ -158,11 +160,11 @@ class StageBuilder(StageContext):
         steps = [scale([f"sx{part}" for part in parts])]
         for number, (part, width) in enumerate(zip(parts, widths, strict=True), start=1):
             at = f"{so}, part {number}"
-            steps.append(self._joined(f"slice x{at}", source, (f"sx{part}",), f"mx1{part}", width))
+            steps.append(self._concatenated(f"slice x{at}", source, (f"sx{part}",), f"mx1{part}", width))
             steps += self._hops(scaling, wanted, {hop: f"gx{hop}{part}" for hop in kept}, width, part, at)
         for hop, name in kept.items():
             title, found = f"put x side by side{so} ({hop})", tuple(f"gx{hop}{part}" for part in parts)
-            steps.append(self._joined(title, target, found, name, columns))
+            steps.append(self._concatenated(title, target, found, name, columns))
         return steps
 
     def _hops(
@@ -191,11 +193,11 @@ class StageBuilder(StageContext):
 
             pull = Pull(f"mx{hop}{of}", sums, self.direction(scaling), edge_data=wanted[last].edge_data)
             title = f"aggregate x{so}" if hop == 1 else f"aggregate x again{so} ({hop})"
-            spec = self._low_spec(title, targets, columns, stores, pull=pull, space=target)
+            spec = self._independent_spec(title, targets, columns, stores, pull=pull, space=target)
             steps.append(Step(spec, compute, scaling))
         return steps
 
-    def _joined(self, title: str, space: str, loads: tuple[str, ...], stored: str, columns: int) -> Step:
+    def _concatenated(self, title: str, space: str, loads: tuple[str, ...], stored: str, columns: int) -> Step:
         """Return the step that concatenates the rows of some matrices."""
         self.columns[stored] = columns
 
@@ -203,9 +205,9 @@ class StageBuilder(StageContext):
             return {stored: torch.cat([tile.inputs[name] for name in loads], dim=1)}
 
         rows = self.active.of(space).nodes
-        return Step(self._low_spec(title, rows, columns, (stored,), loads=loads, space=space), compute)
+        return Step(self._independent_spec(title, rows, columns, (stored,), loads=loads, space=space), compute)
 
-    def _low_spec(self, title: str, rows: int, columns: int, stores: Sequence[str], **more: Any) -> Stage:
+    def _independent_spec(self, title: str, rows: int, columns: int, stores: Sequence[str], **more: Any) -> Stage:
         """Return a stage without dependencies between rows, with work before and after."""
         some = ALL_ROWS if self.on_device else max(1, _SCALED_NUMBERS // columns)
         return self._training.spec(title, rows, 2 * columns, stores=tuple(stores), rows_at_once=some, **more)

@@ -21,7 +21,7 @@ from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.network import EVERYWHERE
 from ooc.model.lowering.values import Moments, Rows, Value
 from ooc.stages.context import Inputs, Sink, Step, Tensors, Tile
-from ooc.stages.places import Place, nothing_else, places_of
+from ooc.stages.places import Place, places_of, used_by_messages_only
 from ooc.stages.program import Program
 from ooc.stages.recomputation import Forward
 from ooc.stages.schedule import Recipe, kept_beyond, last_uses, rows_in
@@ -74,7 +74,7 @@ def _forward(program: Program, title: str, run: Forward, row_count: int, moments
     pulled_next = {names.of("m", a, recipe.repeated): a for a in run.messages}
     program.context.packed |= {name for name, value in stored.items() if value.packed}
     sources = {name: aggregate.source for name, aggregate in pulled_next.items()}
-    ends = nothing_else(recipe, sources, [*run.values, *(barrier.source for barrier in moments)])
+    ends = used_by_messages_only(recipe, sources, [*run.values, *(barrier.source for barrier in moments)])
     ends |= {value: name for name, value in stored.items()}
     values_of = materialise(program, recipe, run.stage, stored=ends)
 

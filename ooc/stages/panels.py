@@ -21,10 +21,10 @@ from ooc.stages.context import Tile
 
 PANELS = 32
 """The most panels."""
-_TOLD_BYTES = 1 << 18
+_MESSAGE_BYTES = 1 << 18
 """Bytes of panels' gradients sent to another process at once, since every message waits until all processes run. With
 four processes on two busy cores, 32 messages of 32 KB took 0.26 s, four of 256 KB 0.01 s."""
-TELLING_BYTES = 4 * _TOLD_BYTES
+EXCHANGE_BYTES = 4 * _MESSAGE_BYTES
 """The most bytes this takes beside one panel at a time: packed and unpacked, twice each."""
 
 
@@ -106,7 +106,7 @@ class PanelSums:
             nbytes = sum(one.nbytes for one in gradients)
             if not told or nbytes > room:
                 told.append([])
-                room = _TOLD_BYTES
+                room = _MESSAGE_BYTES
             told[-1].append(_renamed(panel, lambda one: numbers[id(one)]))
             room -= nbytes
         for panels in self._gather(told, reverse):

@@ -60,7 +60,7 @@ def places_of(recipe: Recipe, pulled: Value | None, stored: Mapping[Value, str])
     return found
 
 
-def nothing_else(recipe: Recipe, messages: Mapping[str, Value], others: Collection[Value]) -> dict[Value, str]:
+def used_by_messages_only(recipe: Recipe, messages: Mapping[str, Value], others: Collection[Value]) -> dict[Value, str]:
     """Return, by matrix, the values of ``recipe`` that only ``messages`` use, which may be scaled in place.
 
     They have no other use, also not by ``others``.
@@ -81,7 +81,7 @@ def gradient_places(values: Sequence[Value], stored: Mapping[Value, str]) -> dic
         for user in users:
             if isinstance(user, Linear):
                 found[user] = name
-            elif len(users) == 1 and hands_on(user):
+            elif len(users) == 1 and passes_gradient_on(user):
                 follow(user, name)
 
     for value, name in stored.items():
@@ -90,7 +90,7 @@ def gradient_places(values: Sequence[Value], stored: Mapping[Value, str]) -> dic
     return found
 
 
-def hands_on(value: Value) -> bool:
+def passes_gradient_on(value: Value) -> bool:
     """Return whether the gradient of ``value`` becomes that of one input and of no other."""
     if isinstance(value, Sum):
         return [factor for factor, one in zip(value.factors, value.inputs, strict=True) if one.trains] == [1]

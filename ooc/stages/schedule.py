@@ -103,7 +103,7 @@ class Schedule:
         self.of_constants: set[Value] = set()
         """The values that are kept, or would be, and depend only on features and their aggregates."""
         for stage in range(self.last):
-            self._choose(stage, training)
+            self._choose_kept(stage, training)
         self._keep_rectified()
         self.dropped = self.of_constants if recompute else set()
         """The values that are not kept because of ``recompute``."""
@@ -123,7 +123,7 @@ class Schedule:
             return
         if isinstance(value, (Aggregate, Moments)):
             source, pulls = value.source, isinstance(value, Aggregate)
-            product = pulls and self._is_for_one(source, value)
+            product = pulls and self._serves_one_aggregate(source, value)
             is_pulled_back = pulls and self._training and source.trains and not isinstance(value, Opaque)
             if (product or is_pulled_back) and self.spaces[-1] != source.space:
                 self._begin(None, source.space)
@@ -133,7 +133,7 @@ class Schedule:
         else:
             self.stage[value] = max((self.stage[source] for source in value.inputs), default=0)
 
-    def _is_for_one(self, source: Value, aggregate: Value) -> bool:
+    def _serves_one_aggregate(self, source: Value, aggregate: Value) -> bool:
         """Return whether ``source`` is better computed right before it is pulled."""
         alone = source.space != "" and self.users[source] == [aggregate]
         return alone and isinstance(source, Projection) and source.columns > source.source.columns
@@ -192,7 +192,7 @@ class Schedule:
 
     def backward_needs(self, stage: int) -> dict[Value, int]:
         """Return the values whose rows the backward of ``stage`` needs, and up to how many hops before the output."""
-        return _furthest((self._at_hand(need), reach) for need, reach in self._needs(stage))
+        return _furthest((self._available(need), reach) for need, reach in self._needs(stage))
 
     def recorded(self, stage: int) -> list[Value]:
         """Return the values of ``stage`` that autograd differentiates, which its backward therefore has to compute."""
@@ -214,14 +214,14 @@ class Schedule:
 
     def used_backward(self, value: Value) -> list[Value]:
         """Return what propagating the gradient of ``value`` needs, as it is available."""
-        return [*map(self._at_hand, value.needs())]
+        return [*map(self._available, value.needs())]
 
     def upstream_needs(self, stage: int) -> tuple[Value, ...]:
         """Return what the last step of the backward, the gradient of what ``stage`` pulls, needs."""
         pulled = self.pulled(stage)
         return pulled.needs() if pulled is not None and pulled.finds_upstream else ()
 
-    def _at_hand(self, need: Value) -> Value:
+    def _available(self, need: Value) -> Value:
         """Return what replaces signs that are not kept: a rectifier's result, if that is kept, or its input."""
         if not isinstance(need, Signs) or need in self.kept:
             return need
@@ -264,7 +264,7 @@ class Schedule:
             return None
         if not _passes_on(user, value) or len(self.users[pulled]) != 1:
             return None
-        return pulled if self._bearer(user) is self._bearer(pulled) else None
+        return pulled if self._gradient_owner(user) is self._gradient_owner(pulled) else None
 
     def distant_users(self, value: Value) -> list[Value]:
         """Return the aggregations of ``value`` whose gradient is pulled later than in the stage after its own.
@@ -275,7 +275,7 @@ class Schedule:
         aggregates = (u for u in self.users[value] if isinstance(u, Aggregate) and u.source is value)
         return [u for u in aggregates if self.stage[u] > own + 1 and not isinstance(u, Opaque)]
 
-    def _bearer(self, value: Value) -> Value:
+    def _gradient_owner(self, value: Value) -> Value:
         """Return the last value that has the same gradient as ``value``."""
         users = self.users[value]
         while len(users) == 1 and self.stage[users[0]] == self.stage[value] and _passes_on(users[0], value):
@@ -310,7 +310,7 @@ class Schedule:
                 waiting.extend(value.inputs)
         return Recipe(in_order(leaves), in_order(order), pulled, tuple(targets))
 
-    def _choose(self, stage: int, training: bool) -> None:
+    def _choose_kept(self, stage: int, training: bool) -> None:
         """Decide which values of ``stage`` are kept."""
         aggregates = [a for a in self.barriers if isinstance(a, EdgeAggregate)]
         own = (value for a in aggregates for value in a.own_values if self.stage[value] == stage)
@@ -323,7 +323,7 @@ class Schedule:
             if uses or value in later:
                 crossing[value] = uses + (value in later) + (value in needs)
         for value in in_order({*needs, *crossing}):
-            self._provide(value, stage, uses=crossing.get(value, 0))
+            self._make_available(value, stage, uses=crossing.get(value, 0))
 
     def _more_than_signs(self, stage: int) -> list[Value]:
         return list(dict.fromkeys(need for need, _ in self._needs(stage) if not isinstance(need, Signs)))
@@ -334,7 +334,7 @@ class Schedule:
         recipe = self.backward_recipe(stage, _furthest(need for need in needs if not isinstance(need[0], Signs)))
         at_hand = {*recipe.leaves, *recipe.order}
         for need, reach in needs:
-            known = self._at_hand(need)
+            known = self._available(need)
             if isinstance(need, Signs) and (known not in at_hand or recipe.reach[known] < reach):
                 self.kept.add(need)
 
@@ -351,13 +351,13 @@ class Schedule:
                         kept.remove(value)
                         kept.add(users[0])
 
-    def _provide(self, value: Value, stage: int, *, uses: int) -> None:
+    def _make_available(self, value: Value, stage: int, *, uses: int) -> None:
         """Make ``value`` available outside its stage: for ``uses`` later stages, or (0) for its backward only."""
         if value in self.kept or is_constant(value):
             return
         recipe = self.recipe([value])
         if recipe.pulled:
-            path = self._path(stage)
+            path = self._linear_path(stage)
             self.kept.add(value if value in path else path[-1])
             recipe = self.recipe([value])
             if recipe.pulled:  # what was pulled has several users
@@ -372,14 +372,14 @@ class Schedule:
             foreign = any(self.stage[leaf] != stage for leaf in recipe.leaves)
             wanted = heavy and (constant or foreign)
         if wanted and isinstance(value, Linear) and uses == 1 and self.stage[value.source] == stage:
-            self._provide(value.source, stage, uses=1)
+            self._make_available(value.source, stage, uses=1)
         elif wanted:
             anchor = self._anchor(value, stage)
             self.kept.add(anchor)
             if constant:
                 self.of_constants.add(anchor)
 
-    def _path(self, stage: int) -> list[Value]:
+    def _linear_path(self, stage: int) -> list[Value]:
         """Return the chain from what ``stage`` pulls along sums and at most one linear map, each the only user of the
         one before."""
         pulled = self.pulled(stage)

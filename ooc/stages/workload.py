@@ -34,7 +34,7 @@ from ooc.storage.store import Store
 from ooc.storage.types import features_name
 from ooc.storage.versioned_array import VersionedArray
 
-_OF_A_PARAMETER = 5
+_NUMBERS_PER_PARAMETER = 5
 """Numbers per parameter: itself, its gradient, two of the optimizer's, and one more while the optimizer steps."""
 
 TASKS_AHEAD = 3
@@ -135,7 +135,7 @@ def _parameter_bytes(network: Network) -> int:
     data."""
     parameters, idle = (sum(p.numel() for p in found) for found in (network.parameters, network.idle))
     kept = network.rounded_nbytes + network.made_nbytes + network.statistics_nbytes
-    return (_OF_A_PARAMETER * parameters + idle) * network.dtype.itemsize + kept
+    return (_NUMBERS_PER_PARAMETER * parameters + idle) * network.dtype.itemsize + kept
 
 
 def _matrices(
@@ -205,11 +205,11 @@ def _topologies(
                 for data, array in ((data, edge_array(store, d, data)) for data in EdgeData if data in pulled[d])
             },
         )
-        for d in sorted(pulled, key=_place)
+        for d in sorted(pulled, key=_sort_key)
     }
 
 
-def _place(key: EdgesKey) -> tuple[int, str]:
+def _sort_key(key: EdgesKey) -> tuple[int, str]:
     """Return the sort key of a topology."""
     return ([*Direction].index(key), "") if isinstance(key, Direction) else (len(Direction), key.value)
 

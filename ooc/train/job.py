@@ -47,7 +47,7 @@ Programs = Callable[[StageBuilder], dict[str, list[Step]]]
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def without_garbage_collection() -> Iterator[None]:
     """Disable garbage collection: of a plan's many objects hardly any are in cycles, and scanning all of torch's
     objects took a quarter of the planning time."""
     was_enabled = gc.isenabled()
@@ -120,28 +120,28 @@ class Job:
 
         BudgetError, with the least budgets that would suffice, where there is no plan.
         """
-        self._admit_rows(limits, hardware)
-        candidate, plan = self._choose(limits, hardware)
+        self._admit_row_data(limits, hardware)
+        candidate, plan = self._choose_plan(limits, hardware)
         return candidate.workload, plan
 
     def plans_by_rank(self, limits: Limits, hardware: Hardware) -> list[tuple[Workload, Plan]]:
         """Return the workload and plan of each of the processes that train the graph together."""
         return [self.plan(limits, hardware)]
 
-    @uncollected()
+    @without_garbage_collection()
     def floor(self, limits: Limits, hardware: Hardware) -> dict[str, int]:
         """Return the least memory that training takes without recomputation, in bytes by part.
 
         Of ``limits`` only manual settings count, no budget.
         """
-        self._keep_state(on_disk=True)
-        return min(self._least(limits, hardware), key=lambda parts: sum(parts.values()))
+        self._place_state(on_disk=True)
+        return min(self._least_memory(limits, hardware), key=lambda parts: sum(parts.values()))
 
-    def _least(self, limits: Limits, hardware: Hardware) -> list[dict[str, int]]:
+    def _least_memory(self, limits: Limits, hardware: Hardware) -> list[dict[str, int]]:
         """Return the least memory, by part; where x is aggregated once, also the least if that is done in parts of the
         columns."""
         limits, found = replace(limits, device_bytes=0, host_bytes=0, ssd_write_bytes=None), list[dict[str, int]]()
-        for in_parts in (False, True) if self._prepares else (False,):
+        for in_parts in (False, True) if self._aggregates_once else (False,):
             self._in_parts = in_parts
             problem = Problem(self.workload, limits, hardware)
             found.append(problem.capacity.parts(minimum_memory(problem)))
@@ -149,7 +149,7 @@ class Job:
         return found
 
     @property
-    def _prepares(self) -> bool:
+    def _aggregates_once(self) -> bool:
         """Whether x is aggregated once, by a single process on the CPU."""
         of_one = self.resources.ranks.count == 1 and not self.resources.on_device
         return of_one and bool(self._candidate(frozenset()).steps.get("prepare"))
@@ -161,12 +161,12 @@ class Job:
         budgets that would suffice.
         """
         resources, network = self.resources, self.network
-        self._admit_rows(resources.limits, resources.hardware)
+        self._admit_row_data(resources.limits, resources.hardware)
         if not self._rows.offsets:
             self._rows = load_rows(self.store, network.scalings, network.dtype, on_device=resources.on_device)
             self.counts.rows = self._rows
         self._candidates.clear()
-        candidate, plan, exchange = self._planned_here()
+        candidate, plan, exchange = self._plan_here()
         return Prepared(
             store=self.store,
             network=network,
@@ -185,11 +185,11 @@ class Job:
             exchange=exchange,
         )
 
-    def _planned_here(self) -> tuple[Candidate, Plan, Exchange | None]:
+    def _plan_here(self) -> tuple[Candidate, Plan, Exchange | None]:
         """Return the plan of this process, and its exchange with others."""
-        return *self._choose(self.resources.limits, self.resources.hardware), None
+        return *self._choose_plan(self.resources.limits, self.resources.hardware), None
 
-    def _admit_rows(self, limits: Limits, hardware: Hardware) -> None:
+    def _admit_row_data(self, limits: Limits, hardware: Hardware) -> None:
         """Raise BudgetError where the host budget is smaller than the data about every row with all other fixed
         memory."""
         fixed, has = self._fixed_host_bytes, limits.memory_bytes if limits.one_memory else limits.host_bytes
@@ -208,34 +208,34 @@ class Job:
         """The optimizer's state, if it can be on the SSD."""
         return None if self.make_state is None else self.make_state()
 
-    @uncollected()
-    def _choose(self, limits: Limits, hardware: Hardware) -> tuple[Candidate, Plan]:
+    @without_garbage_collection()
+    def _choose_plan(self, limits: Limits, hardware: Hardware) -> tuple[Candidate, Plan]:
         """Return the candidate and the verified plan with the shortest epoch.
 
         Only where there is no plan otherwise does the optimizer's state go to the SSD, and then x is aggregated in
         parts of the columns.
         """
-        self._keep_state(on_disk=False)
+        self._place_state(on_disk=False)
         self._in_parts = False
         try:
-            return self._chosen(limits, hardware)
+            return self._plan_best_candidate(limits, hardware)
         except BudgetError as error:
             lacking, before = error, self.has_state_on_disk
-        self._keep_state(on_disk=True)
+        self._place_state(on_disk=True)
         if self.has_state_on_disk != before:
             try:
-                return self._chosen(limits, hardware)
+                return self._plan_best_candidate(limits, hardware)
             except BudgetError as error:
                 lacking = error
-        if not self._prepares:
+        if not self._aggregates_once:
             raise lacking
-        whole, in_parts = (sum(parts.values()) for parts in self._least(limits, hardware))
+        whole, in_parts = (sum(parts.values()) for parts in self._least_memory(limits, hardware))
         if in_parts >= whole:
             raise lacking
         self._in_parts = True
-        return self._chosen(limits, hardware)
+        return self._plan_best_candidate(limits, hardware)
 
-    def _keep_state(self, *, on_disk: bool) -> None:
+    def _place_state(self, *, on_disk: bool) -> None:
         """Decide whether the optimizer's state is on the SSD: as set by the user, else as asked for if that saves
         memory."""
         where = self.state_where
@@ -248,7 +248,7 @@ class Job:
             self.has_state_on_disk = on_disk
             self._candidates.clear()
 
-    def _chosen(self, limits: Limits, hardware: Hardware) -> tuple[Candidate, Plan]:
+    def _plan_best_candidate(self, limits: Limits, hardware: Hardware) -> tuple[Candidate, Plan]:
         chosen = choose_workload(lambda recomputed: self._candidate(recomputed).workload, limits, hardware)
         verify_plan(chosen.plan)
         return self._candidate(chosen.recomputed), chosen.plan
@@ -259,7 +259,7 @@ class Job:
         if key not in self._candidates:
             builder = self._builder(recomputed)
             steps = self.programs(builder)
-            workload = self._described(builder, steps)
+            workload = self._describe_workload(builder, steps)
             self._candidates[key] = Candidate(builder=builder, steps=steps, workload=workload)
         return self._candidates[key]
 
@@ -282,7 +282,7 @@ class Job:
             embedding=None if self.learnt is None else self.learnt.stepping,
         )
 
-    def _described(self, builder: StageBuilder, steps: dict[str, list[Step]]) -> Workload:
+    def _describe_workload(self, builder: StageBuilder, steps: dict[str, list[Step]]) -> Workload:
         """Return the memory requirements of the programs, with all fixed memory."""
         resources, network = self.resources, self.network
         workload = describe_workload(

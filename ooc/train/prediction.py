@@ -39,7 +39,7 @@ from ooc.train.job import Job
 from ooc.train.objective import no_objective
 from ooc.train.resources import Resources
 from ooc.train.rows_file import AnyArray, Ids, RowsFile
-from ooc.train.setup import Saving, lower_model, setting_of, whole_tiles
+from ooc.train.setup import Saving, lower_model, rounded_to_tiles, setting_of
 
 _SEARCH_BYTES_PER_NODE = 3
 _SEARCH_BYTES_PER_WANTED = 40
@@ -218,7 +218,7 @@ class Prediction(Predictions):
                 of = f": {', '.join(known)}" if known else ", of which it has none"
                 which = f"those that were trained (layer 0), of all nodes of a type{of}"
                 raise OptionError(f"{store.path} has several types of nodes or edges: embeddings are {which}")
-        self._wanted = wanted = None if nodes is None else _find(store, nodes, self._limits)
+        self._wanted = wanted = None if nodes is None else _find_rows(store, nodes, self._limits)
         if isinstance(model, LinkPredictor):
             if self._what is not What.EMBEDDINGS:
                 raise OptionError(f"a model of links has embeddings of nodes, no {what}; predict embeddings")
@@ -234,16 +234,16 @@ class Prediction(Predictions):
             resources, network, _ = lowered(savings=())
         least = 1 if learnt is None else 0
         self._layer = network.depth if of_links and layer is None else _layer(self._what, layer, network, least=least)
-        reaching = _reaching(store, wanted, network.hops, resources.listener)
+        reaching = _reaching_rows(store, wanted, network.hops, resources.listener)
         job = Job(
             network,
             store,
             EdgeCounts(store),
             resources,
-            whole_tiles(reaching, resources.tile_rows),
+            rounded_to_tiles(reaching, resources.tile_rows),
             no_objective(store, network.outputs),
             # The planner weighs "train" most.
-            lambda made: {"prepare": made.prepare(), "train": made.predict(self._layer, self._take, self._type)},
+            lambda made: {"prepare": made.prepare(), "train": made.predict(self._layer, self._store_rows, self._type)},
             extra_host_bytes=wanted.ids.nbytes + wanted.rows.nbytes + wanted.places.nbytes if wanted else 0,
             learnt=learnt,
         )
@@ -259,7 +259,7 @@ class Prediction(Predictions):
         self._put = put
         self._started().run("train", "predicting")
 
-    def _take(self, start: int, outputs_RC: Tensor) -> None:
+    def _store_rows(self, start: int, outputs_RC: Tensor) -> None:
         """Store the rows of a tile at their places."""
         rows, store, of = self._what.of_outputs(outputs_RC, self._store.task), self._store, self._type
         stop = start + len(rows)
@@ -275,7 +275,7 @@ class Prediction(Predictions):
 # ---- which rows ----------------------------------------------------------------------------------------------
 
 
-def _find(store: Store, nodes: npt.ArrayLike, limits: Limits) -> Wanted:
+def _find_rows(store: Store, nodes: npt.ArrayLike, limits: Limits) -> Wanted:
     """Return the rows of the wanted nodes; raise OptionError for unknown or repeated ids."""
     ids, texts = np.asarray(nodes), store.id_type.kind == "S"
     if ids.ndim == 1 and not len(ids):
@@ -297,14 +297,14 @@ def _find(store: Store, nodes: npt.ArrayLike, limits: Limits) -> Wanted:
     ascending = np.sort(ids)
     twice = np.flatnonzero(ascending[1:] == ascending[:-1])
     if len(twice):
-        raise OptionError(f"node {_shown(ascending[twice[0]])} is given twice")
+        raise OptionError(f"node {_id_text(ascending[twice[0]])} is given twice")
     del ascending
     rows = rows_with(ids, store.ids_of_rows())
     if (absent := rows < 0).any():
         there = f"nodes 0 to {store.num_nodes - 1}"
         if store.has("ids"):
             there = f"{store.num_nodes} nodes, by their ids in its source"
-        raise OptionError(f"there is no node {_shown(np.sort(ids[absent])[0])}; the store {store.path} has {there}")
+        raise OptionError(f"there is no node {_id_text(np.sort(ids[absent])[0])}; the store {store.path} has {there}")
     places = np.argsort(rows)
     return Wanted(ids, rows[places], places)
 
@@ -319,11 +319,11 @@ def _as_stored(ids: AnyArray, store: Store) -> AnyArray:
     return np.array(encoded, dtype=store.id_type)
 
 
-def _shown(node: int | bytes) -> str:
+def _id_text(node: int | bytes) -> str:
     return node.decode() if isinstance(node, bytes) else str(node)
 
 
-def _reaching(store: Store, wanted: Wanted | None, depth: int, listener: Listener) -> ActiveRows:
+def _reaching_rows(store: Store, wanted: Wanted | None, depth: int, listener: Listener) -> ActiveRows:
     """Return, by hops before the wanted rows, how many leading rows contain all that can reach them."""
     if wanted is None or store.types is not None:
         return ActiveRows.of_store(store, depth, everything=True)

@@ -44,12 +44,12 @@ IGNORABLE = ("none", *(data.value for data in EdgeData), "all")
 """The edge data that may be ignored."""
 
 _LABELS = ("y", "train_mask", "val_mask", "test_mask")
-_BYTES_OF_AN_EDGE = 34
+_DEVICE_BYTES_PER_EDGE = 34
 """Bytes that a device takes per edge of a tile in a pass that sums: concatenated indices, parts of long rows,
 blocks."""
-_BYTES_OF_A_PULL = 16, 10
+_PULL_BYTES = 16, 10
 """Bytes per row and per edge that a kernel pulls, beside its result: offsets, indices, parts of long rows."""
-_BESIDE_A_PULL = 5, 4
+_WIDENING_RATIO = 5, 4
 """A ratio: the total with a frame that is being widened, to what is pulled."""
 
 
@@ -172,14 +172,14 @@ def prepare(
         programs,
         seed=seed,
         extra_host_bytes=host_bytes,
-        extra_device_bytes=averaging.nbytes + device_bytes + _third_number_bytes(network, optimizer_options),
+        extra_device_bytes=averaging.nbytes + device_bytes + _third_state_bytes(network, optimizer_options),
         learnt=learnt,
         make_state=state,
         state_where=optimizer_state,
     )
 
 
-def _third_number_bytes(network: Network, options: Sequence[Mapping[str, Any]]) -> int:
+def _third_state_bytes(network: Network, options: Sequence[Mapping[str, Any]]) -> int:
     """Return the bytes of a third number per parameter that some optimizers keep, beside the two that a workload
     counts."""
     if not any(one.get("amsgrad") or (one.get("centered") and one.get("momentum")) for one in options):
@@ -224,7 +224,7 @@ def setting_of(
         num_edge_features=store.num_edge_features,
         weights_name=str(store.source.get("weights", "edge_weight")),
         adj_t=frozenset(store.source.get("adj_t", ())) - ({"weights"} if in_batches else set()),
-        left_out=not_given(store),
+        left_out=unused_attributes(store),
         inputs=inputs_of(store),
         embedding_columns={} if learnt is None else learnt.widths,
         feature_entries_per_row=None if x is None else x.entries / store.num_nodes,
@@ -260,7 +260,7 @@ def lower_model(
     def active_rows(hops: int) -> ActiveRows:
         if Saving.ACTIVE_ROWS not in savings:
             return ActiveRows.of_store(store, hops, everything=True)
-        return whole_tiles(ActiveRows.of_store(store, hops), resources.tile_rows)
+        return rounded_to_tiles(ActiveRows.of_store(store, hops), resources.tile_rows)
 
     def edges_per_row(scaling: AnyScaling) -> float:
         if store.types is None or not isinstance(scaling, RelationScaling):
@@ -303,11 +303,13 @@ def _row_bytes(network: Network, store: Store, active: ActiveRows) -> tuple[int,
     stages = [step.spec for step in (*builder.prepare(), *builder.train())]
     moved = max(sum(builder.columns[name] for name in (*stage.loads, *stage.stores)) for stage in stages)
     edges = ceil(store.num_edges / store.num_nodes)
-    of_row, of_edge = _BYTES_OF_A_PULL
+    of_row, of_edge = _PULL_BYTES
     kinds = (stage.pull.per_edge for stage in stages if stage.pull is not None)
     pulled = max((kind.bytes_per_row // kind.groups + of_row + of_edge * edges for kind in kinds if kind), default=0)
-    computed = max(*(stage.scratch_bytes_per_row for stage in stages), pulled * _BESIDE_A_PULL[0] // _BESIDE_A_PULL[1])
-    return computed, max(2 * moved * network.dtype.itemsize, _BYTES_OF_AN_EDGE * edges)
+    computed = max(
+        *(stage.scratch_bytes_per_row for stage in stages), pulled * _WIDENING_RATIO[0] // _WIDENING_RATIO[1]
+    )
+    return computed, max(2 * moved * network.dtype.itemsize, _DEVICE_BYTES_PER_EDGE * edges)
 
 
 def edge_data_used(store: Store, ignore: str) -> frozenset[EdgeData]:
@@ -328,14 +330,14 @@ def inputs_of(store: Store, takes: Collection[str] | None = None, kind: str = "i
     return [(name if takes is None or name in takes else "", columns, whole) for name, columns, whole in said]
 
 
-def not_given(store: Store) -> dict[str, frozenset[str]]:
+def unused_attributes(store: Store) -> dict[str, frozenset[str]]:
     """Return, by node type, the attributes that the source data has and no model is given."""
     types = store.types
     usual = {"": _LABELS} if types is None else {k: _LABELS if k == types.labelled else () for k in types.nodes}
     return {kind: frozenset(names) for kind, names in store.source.get("left_out") or usual.items()}
 
 
-def whole_tiles(active: ActiveRows, tile_rows: int) -> ActiveRows:
+def rounded_to_tiles(active: ActiveRows, tile_rows: int) -> ActiveRows:
     """Return ``active`` with row counts rounded up to whole tiles.
 
     Thus every program divides shared rows into the same tiles and gets the same bits. The results of added rows are
@@ -345,7 +347,7 @@ def whole_tiles(active: ActiveRows, tile_rows: int) -> ActiveRows:
     def up(rows: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(min(active.nodes, -(-count // tile_rows) * tile_rows) for count in rows)
 
-    others = {name: whole_tiles(one, tile_rows) for name, one in active.others.items()}
+    others = {name: rounded_to_tiles(one, tile_rows) for name, one in active.others.items()}
     return replace(active, training=up(active.training), scoring=up(active.scoring), others=others)
 
 

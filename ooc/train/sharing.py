@@ -24,7 +24,7 @@ from ooc.plan.program.build import build_plan
 from ooc.plan.program.capacity import Capacity, ExchangeForm
 from ooc.plan.program.verifier import verify_plan
 from ooc.plan.workload import Direction, EdgesKey, RelationEdges, Share
-from ooc.stages import TELLING_BYTES, StageBuilder, Step, panel_rows
+from ooc.stages import EXCHANGE_BYTES, StageBuilder, Step, panel_rows
 from ooc.train.job import Candidate, Job
 
 _WORTH_PLANNING_S, _UNEVEN, _UNLIKE = 0.1, 0.1, 0.5
@@ -54,8 +54,8 @@ class SharedJob(Job):
         """What the last plan shards; all processes pull equally much of it, whatever their rows."""
 
     def plans_by_rank(self, limits: Limits, hardware: Hardware) -> list[tuple[Workload, Plan]]:
-        self._admit_rows(limits, hardware)
-        halos, candidate, plan = self._shared_out(self._planned_halos, partial(self._choose, limits, hardware))
+        self._admit_row_data(limits, hardware)
+        halos, candidate, plan = self._shared_out(self._planned_halos, partial(self._choose_plan, limits, hardware))
         parts = ((Share(rank, self._shares), halo) for rank, halo in enumerate(halos))
         return [self._own_part(candidate.workload, plan, share, halo, limits, hardware) for share, halo in parts]
 
@@ -69,7 +69,7 @@ class SharedJob(Job):
         self._admit_halos(memory)
         return super().floor(limits, hardware)
 
-    def _planned_here(self) -> tuple[Candidate, Plan, Exchange]:
+    def _plan_here(self) -> tuple[Candidate, Plan, Exchange]:
         resources = self.resources
         exchange, candidate, plan = self._shared_out(self._found_halos, self._choose_measured)
         problem = Problem(candidate.workload, resources.limits, resources.hardware)
@@ -86,8 +86,8 @@ class SharedJob(Job):
         builder.panels_held += max((-(-len(share) // heights[space]) for space, share in every), default=0)
         return builder
 
-    def _described(self, builder: StageBuilder, steps: dict[str, list[Step]]) -> Workload:
-        workload = super()._described(builder, steps)
+    def _describe_workload(self, builder: StageBuilder, steps: dict[str, list[Step]]) -> Workload:
+        workload = super()._describe_workload(builder, steps)
         host_bytes = workload.fixed_host_bytes + self._exchange_bytes
         device_bytes = workload.fixed_device_bytes + self._staging.device_bytes
         workload = replace(workload, fixed_host_bytes=host_bytes, fixed_device_bytes=device_bytes)
@@ -146,7 +146,7 @@ class SharedJob(Job):
                 seconds[panel] += stage_seconds(stage, len(rows), pulled, workload, hardware)
         return [*found.values()]
 
-    def even_out(self, program: str, taken_s: Sequence[float]) -> bool:
+    def rebalance(self, program: str, taken_s: Sequence[float]) -> bool:
         """Set shares by the seconds that every process has computed ``program`` for its own rows, and the form of
         exchange by how these compare with the forecast, from the next ``ready`` on. Return False if neither changes.
         All processes must call it with the same figures."""
@@ -175,10 +175,10 @@ class SharedJob(Job):
         return is_unlike and is_open and _sharded(self._choose_measured()[1]) != self._sharded
 
     def _choose_measured(self) -> tuple[Candidate, Plan]:
-        """As ``_choose``, with links as fast relative to computing as measured."""
+        """As ``_choose_plan``, with links as fast relative to computing as measured."""
         limits = self.resources.limits
         rate = max(1, int(limits.link_bytes_per_s * self._slowness))
-        return self._choose(replace(limits, link_bytes_per_s=rate), self.resources.hardware)
+        return self._choose_plan(replace(limits, link_bytes_per_s=rate), self.resources.hardware)
 
     def _found_halos(self) -> Exchange:
         """Return the exchange with the other processes, which tell each other the rows of others that their edges lead
@@ -213,11 +213,11 @@ class SharedJob(Job):
     def _admit_halos(self, memory: HaloMemory) -> None:
         widest = max((matrix.columns for matrix in self.workload.matrices.values()), default=0)
         row_bytes, count = widest * self.network.dtype.itemsize, self.resources.ranks.count
-        self._exchange_bytes = memory.nbytes(row_bytes, count) + TELLING_BYTES
+        self._exchange_bytes = memory.nbytes(row_bytes, count) + EXCHANGE_BYTES
         if self.resources.on_device:  # where gradients that are told come by way of the host as well
             gradients = sum(parameter.numel() for parameter in self.network.parameters) * self.network.dtype.itemsize
             self._staging = Staging.of_rows(row_bytes, count, is_direct=self.resources.limits.is_direct)
-            self._exchange_bytes = memory.lists + self._staging.host_bytes + TELLING_BYTES + 4 * gradients
+            self._exchange_bytes = memory.lists + self._staging.host_bytes + EXCHANGE_BYTES + 4 * gradients
         self._candidates.clear()
 
     def _halo_directions(self) -> list[EdgesKey]:

@@ -59,9 +59,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Saving", "Trainer", "Tuning"]
 
-_CONVERTED = "graph.ooc"
+_CONVERTED_NAME = "graph.ooc"
 """The name of the store that a trainer makes of PyG's data."""
-_FEW_NUMBERS = 1 << 20
+_FEW_PARAMETERS = 1 << 20
 """The number of parameters below which an optimizer step runs on one thread. A step of Adam then takes 5 ms, and
 further threads would stay awake as long."""
 
@@ -85,11 +85,11 @@ class Trainer:
     """A ``Scorer`` for nodes or graphs, a ``LinkScorer`` for links."""
     _kept: StateOnDisk | None = None
     """The optimizer's state, if it may be on the SSD."""
-    _unconcluded: EpochRecord | None = None
+    _unfinished_epoch: EpochRecord | None = None
     """The record of an epoch whose step is made, and which is not scored and saved yet."""
     _works = _may_score = False
     """Whether the trainer is at work, and whether it may be asked for scores meanwhile."""
-    _takes_apart = True
+    _is_traced = True
     """Whether the model is traced. Otherwise it runs as it is, and what its functions refer to may change."""
 
     def __repr__(self) -> str:
@@ -133,7 +133,7 @@ class Trainer:
             self.ranks.check_alike(asked, "what fit is to do")
             last = self._last_epoch(epochs, resume=resume)
             self._start()
-            with self._shown(last, eval_every) if progress else nullcontext():
+            with self._displayed(last, eval_every) if progress else nullcontext():
                 return self._train(last, eval_every, patience, allow_nonfinite)
 
     def _train(self, last: int, eval_every: int, patience: int, allow_nonfinite: bool) -> list[EpochRecord]:
@@ -147,10 +147,10 @@ class Trainer:
             recorder = self._recorder(len(records), scored=unscored is not None)
             loss = self._loss_and_gradients(scored=unscored is not None, recorder=recorder)
             if unscored is not None:
-                weights = self._weights_seen()
+                weights = self._weights_fingerprint()
                 self._conclude(records, unscored.scored(self._scores()), eval_every)
                 unscored = None
-                if self._weights_seen() != weights:
+                if self._weights_fingerprint() != weights:
                     raise TrainingError(
                         "a listener has changed weights of which the next epoch's gradients had been computed; change "
                         "them between two calls of fit"
@@ -167,7 +167,7 @@ class Trainer:
                 state.check_weights(self._prepared.network.parameters)
             self._commit_rows()
             state.epoch += 1
-            self._unconcluded = record = self._session.record(started, epoch=state.epoch, loss=loss)
+            self._unfinished_epoch = record = self._session.record(started, epoch=state.epoch, loss=loss)
             if recorder is not None and self._run is not None:
                 self._run.write(TIMELINE, recorder.as_dict(state.epoch))
             due = bool(eval_every) and (state.epoch % eval_every == 0 or state.epoch == last)
@@ -176,10 +176,10 @@ class Trainer:
             else:
                 self._conclude(records, self._evaluated(record) if due else record, eval_every)
             if state.epoch < last:
-                self._even_out(record, len(records) + (unscored is not None))
+                self._rebalance(record, len(records) + (unscored is not None))
         return records
 
-    def _even_out(self, record: EpochRecord, trained: int) -> None:
+    def _rebalance(self, record: EpochRecord, trained: int) -> None:
         """Plan anew where some processes compute much longer than others, or all much longer than forecast.
 
         This happens after the first, second, fourth, eighth, … epoch trained here; no result depends on it.
@@ -192,7 +192,7 @@ class Trainer:
         a_thread = self._planned.resources.threads / self._planned.resources.own_threads  # some have fewer than planned
         of_threads_s = sum(item.compute_s for item in record.passes) * a_thread
         taken_s = exchange.of_all(of_threads_s if self._prepared.device is None else exchange.device_s(program))
-        if not self._planned.even_out(program, taken_s):
+        if not self._planned.rebalance(program, taken_s):
             return
         self._session.close()
         self._prepared = prepared = self._planned.ready()
@@ -208,7 +208,7 @@ class Trainer:
 
         A trained embedding's rows are stepped meanwhile, to be committed with the parameters' step.
         """
-        self._drop_pending()
+        self._discard_pending_rows()
         self._prepared.builder.epoch = self._steps_made
         if self._learnt is not None:
             self._learnt.begin(lr=self._learnt.rate(self.optimizer), number=self._steps_made + 1)
@@ -223,7 +223,7 @@ class Trainer:
         drop_gradients_cut_off(self._prepared.network)
         return self._objective.mean_loss()
 
-    def _drop_pending(self) -> None:
+    def _discard_pending_rows(self) -> None:
         """Discard an embedding's rows that an epoch has computed without a following step."""
         if self._learnt is not None and self._learnt.pending:
             self._session.forget()
@@ -250,7 +250,7 @@ class Trainer:
         elif self._clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(stepped, self._clip_norm)
         if self._kept is None or not self._planned.has_state_on_disk:
-            with one_thread() if sum(map(Tensor.numel, stepped)) < _FEW_NUMBERS else nullcontext():
+            with one_thread() if sum(map(Tensor.numel, stepped)) < _FEW_PARAMETERS else nullcontext():
                 self.optimizer.step()
         else:
             self._kept.step(self._session.runtime.engine)
@@ -268,7 +268,7 @@ class Trainer:
 
     def _evaluate(self) -> Scores:
         self._start()
-        self._drop_pending()
+        self._discard_pending_rows()
         self._objective.begin()
         with self._averaging.in_place():
             self._session.run("evaluate", "evaluation")
@@ -337,7 +337,7 @@ class Trainer:
             self._works, self._may_score = before
             self._lock.release()
 
-    def _weights_seen(self) -> list[tuple[int, str]]:
+    def _weights_fingerprint(self) -> list[tuple[int, str]]:
         """Return values that change if the weights are changed, in place or through ``.data``."""
         return [(one._version, str(float(one.detach().sum()))) for one in self._prepared.network.parameters]
 
@@ -385,12 +385,12 @@ class Trainer:
 
     def _conclude_interrupted(self, records: list[EpochRecord], eval_every: int) -> None:
         """Conclude the epoch that an interrupted call of fit left unfinished; score it if it is due."""
-        if (record := self._unconcluded) is not None:
+        if (record := self._unfinished_epoch) is not None:
             due = bool(eval_every) and record.epoch % eval_every == 0
             self._conclude(records, self._evaluated(record) if due else record, eval_every)
 
     def _conclude(self, records: list[EpochRecord], record: EpochRecord, eval_every: int) -> None:
-        self._unconcluded = None
+        self._unfinished_epoch = None
         self._state.conclude(record, in_turn=bool(eval_every) and record.epoch % eval_every == 0)
         records.append(record)
         self._may_score = True
@@ -399,7 +399,7 @@ class Trainer:
         finally:
             self._may_score = False
 
-    def _shown(self, last: int, eval_every: int) -> AbstractContextManager[None]:
+    def _displayed(self, last: int, eval_every: int) -> AbstractContextManager[None]:
         """Return a context that shows the training up to epoch ``last`` to a Python caller."""
 
         title = f"{type(self.model).__name__} on {self.store.path.name}"
@@ -425,7 +425,7 @@ class Trainer:
         """Return the number of the last epoch to train, from the current state or the run's checkpoint."""
         if resume:
             self._state.resume()
-            self._unconcluded = None
+            self._unfinished_epoch = None
             return epochs
         if self._run is not None and self._run.resumed and not self.epoch:
             raise RunError(f"{self._run.path} holds a run already; give resume=True to go on with it")
@@ -584,16 +584,16 @@ class Trainer:
         self._relay = Relay(listener)
         resources = replace(resources, listener=self._relay)
         self._given: list[DataSnapshot | LossSnapshot] = []
-        beside = () if embedding is not None else _beside(model, graph, listener)
+        beside = () if embedding is not None else _further_inputs(model, graph, listener)
         if not isinstance(graph, Store | str | Path):
             self._given.append(DataSnapshot(graph, beside))
         if loss is not None:
             self._given.append(LossSnapshot(loss, is_own=takes_results(loss)))
         labels = _labels_of(graph)
-        self._converted, graph = _opened(
+        self._converted, graph = _open_graph(
             graph, scratch, resources, task_meant(loss, labels) if labels else None, beside
         )
-        with _given_up_with(self._converted):
+        with _removed_on_error(self._converted):
             if out is not None:
                 out.check_contents(graph)
             asked: dict[str, Any] = {
@@ -606,7 +606,7 @@ class Trainer:
                 "compute_dtype": compute_dtype,
             }
             settings: dict[str, Any] = {"clip_norm": clip_norm, "average": average, "average_from": average_from}
-            settings |= {"embedding": embedding, "spill_dtype": spill_dtype} | asked | self._particulars()
+            settings |= {"embedding": embedding, "spill_dtype": spill_dtype} | asked | self._extra_arguments()
             if ranks.count > 1:
                 check_software(ranks)
                 ranks.check_alike(graph.fingerprint(), f"the store {graph.path}")
@@ -645,9 +645,9 @@ class Trainer:
             }
             self._snapshot = ModelSnapshot(model)
             self._ready(resources, [model] if average is None else [model, average])
-            if self._takes_apart:
+            if self._is_traced:
                 self._snapshot.check(tried=True)
-            if not self._takes_apart:
+            if not self._is_traced:
                 self._snapshot = ModelSnapshot(model, around=False)
             self._run = out
             if out is not None:  # what lists of runs show (ooc runs)
@@ -683,7 +683,7 @@ class Trainer:
         given: dict[str, Any] = {"ignore_edge_data": ignore_edge_data, "learnt": self._learnt}
         size_lazy_parameters(self.model, setting_of(self.store, dtype_of(self.model), **given))
 
-    def _particulars(self) -> dict[str, Any]:
+    def _extra_arguments(self) -> dict[str, Any]:
         """Return the further arguments of this kind of training, by name."""
         return {}
 
@@ -727,7 +727,7 @@ def _parts_of(graph: Any) -> Iterator[Any]:
         yield from getattr(graph, "stores", [graph])
 
 
-def _beside(model: nn.Module, graph: Any, listener: Listener) -> tuple[str, ...]:
+def _further_inputs(model: nn.Module, graph: Any, listener: Listener) -> tuple[str, ...]:
     """Return the numeric node attributes of PyG's data, beside ``x``, that the model's ``forward`` asks for.
 
     The user is told which of them are optional, since they may not be meant to be used.
@@ -766,7 +766,7 @@ def _check_autocast() -> None:
         raise OptionError("torch.autocast is on; train and predict outside of it, with compute_dtype='bfloat16'")
 
 
-def _opened(
+def _open_graph(
     graph: Any, folder: Path, resources: Resources, task: Task | None, beside: Sequence[str]
 ) -> tuple["TemporaryDirectory[str] | None", Store]:
     """Return the store of ``graph``, open or a path; or a temporary one of PyG's data, with the folder it is in.
@@ -792,7 +792,7 @@ def _opened(
     try:
         store = convert(
             graph,
-            Path(temporary.name) / _CONVERTED,
+            Path(temporary.name) / _CONVERTED_NAME,
             dtype=dtype if dtype in ("float16", "float32", "float64") else "float32",
             host_budget=resources.limits.memory_bytes,
             listener=resources.listener,
@@ -808,7 +808,7 @@ def _opened(
 
 
 @contextmanager
-def _given_up_with(converted: "TemporaryDirectory[str] | None") -> Iterator[None]:
+def _removed_on_error(converted: "TemporaryDirectory[str] | None") -> Iterator[None]:
     """Within this context, an error removes ``converted`` at once, and does not mention its path.
 
     A notebook keeps the error, and with it the trainer.
@@ -819,7 +819,10 @@ def _given_up_with(converted: "TemporaryDirectory[str] | None") -> Iterator[None
         if converted is not None:
             converted.cleanup()
             if isinstance(error, OocError):
-                error.args = (str(error).replace(str(Path(converted.name, _CONVERTED)), "the graph"), *error.args[1:])
+                error.args = (
+                    str(error).replace(str(Path(converted.name, _CONVERTED_NAME)), "the graph"),
+                    *error.args[1:],
+                )
         raise
 
 

@@ -240,7 +240,7 @@ def test_what_is_slow_is_planned_anew(tmp_path: Path) -> None:
 
             patch.setattr(kind, "compute", slowly)
         patch.setattr(sharing, "_WORTH_PLANNING_S", 0.1)
-        patch.setattr(panels, "_TOLD_BYTES", 2000)  # then some panels are told together, not all
+        patch.setattr(panels, "_MESSAGE_BYTES", 2000)  # then some panels are told together, not all
 
     def work(rank: int) -> dict[str, Any]:
         torch.manual_seed(0)

@@ -35,7 +35,7 @@ _BLOCK = struct.Struct("<Q8xQQQQ16x")
 offset, (two unused)."""
 _EVENT = struct.Struct("<Q8xq8x")  # tag, (control block), result, (second result)
 
-_KEPT = 4
+_KEPT_QUEUES = 4
 """The most unused queues that are kept for later use with the same depth. Destroying one took the kernel 31 ms (it
 waits for a grace period), longer than all else in closing a small trainer."""
 _idle: dict[int, list[int]] = {}  # by depth
@@ -50,7 +50,7 @@ WAKE_BYTES = 512 << 10
 once."""
 _WAKE_SHARE = 8
 """… but at most one in so many of those in progress, so that the disk never runs dry."""
-_FIRST = 2
+_FIRST_REQUESTS = 2
 """How many requests are submitted at once when none is in progress. The kernel holds back larger groups until it has
 processed all of them (AIO_PLUG_THRESHOLD in fs/aio.c), while the disk waits. A virtual disk reports completions only
 when it has done everything, so there this is common. 32 requests of 64 KiB at once read 4 to 13 % slower than 4 at once
@@ -201,7 +201,7 @@ class KernelQueue:
         if not context or os.getpid() != self._process:  # a queue is of one process alone
             return
         kept = _idle.setdefault(self._depth, [])
-        if is_idle and len(kept) < _KEPT:
+        if is_idle and len(kept) < _KEPT_QUEUES:
             kept.append(context)
         else:
             self._call(_DESTROY, context)
@@ -287,7 +287,7 @@ class QueueLane:
     def _send_portion(self, batch: Batch, room: int) -> bool:
         """Submit a portion of a batch; return False if the kernel accepts nothing until requests of ours have ended."""
         self._flying[batch.number] = batch  # before its requests can end
-        count = min(room, batch.waiting, max(_FIRST, _GROWTH * self._under_way))
+        count = min(room, batch.waiting, max(_FIRST_REQUESTS, _GROWTH * self._under_way))
         try:
             taken = self._queue.submit(batch, batch.sent, count)
         except InterruptedError:

@@ -109,10 +109,10 @@ class BatchTrainer(Trainer):
         self.batch_model = getattr(model, "_orig_mod", model)
         super().__init__(model, graph, **options)
 
-    def _particulars(self) -> dict[str, Any]:
+    def _extra_arguments(self) -> dict[str, Any]:
         return {"accumulate": self._a_step, "threads": torch.get_num_threads()}  # by which torch's products round
 
-    def _loading(self, model: nn.Module, resources: Resources, seed: int) -> dict[str, Any]:
+    def _loader_options(self, model: nn.Module, resources: Resources, seed: int) -> dict[str, Any]:
         """Return the loader's options common to all kinds of batches.
 
         OptionError where a step has no batch for some process.
@@ -151,7 +151,7 @@ class BatchTrainer(Trainer):
         records: list[EpochRecord] = []
         self._conclude_interrupted(records, eval_every)
         while state.epoch < last and not (patience and state.stale >= patience):
-            self._make_room()
+            self._free_scoring_memory()
             record = self._epoch(state.epoch)
             if not allow_nonfinite:
                 state.check_loss(record.loss)
@@ -159,7 +159,7 @@ class BatchTrainer(Trainer):
             self._schedules.step()
             state.epoch += 1
             self._averaging.update(state.epoch)
-            self._unconcluded = record
+            self._unfinished_epoch = record
             due = bool(eval_every) and (state.epoch % eval_every == 0 or state.epoch == last)
             self._conclude(records, self._evaluated(record) if due else record, eval_every)
         return records
@@ -223,7 +223,7 @@ class BatchTrainer(Trainer):
             io_wait_s=waited,
         )
 
-    def _make_room(self) -> None:
+    def _free_scoring_memory(self) -> None:
         """Free what only scoring needed, if an epoch needs its memory."""
 
     def _scale(self, epoch: int, first: int, last: int) -> float:
@@ -339,8 +339,8 @@ class BatchTrainer(Trainer):
         count = self.ranks.local_count
         return (Tier("memory", count * self.memory_bytes, count * self._batches_bytes, ("host_peak_bytes",)),)
 
-    def _shown(self, last: int, eval_every: int) -> AbstractContextManager[None]:
-        return nullcontext() if self.ranks.rank else super()._shown(last, eval_every)
+    def _displayed(self, last: int, eval_every: int) -> AbstractContextManager[None]:
+        return nullcontext() if self.ranks.rank else super()._displayed(last, eval_every)
 
     def report(self, eval_every: int) -> None:
         return None
@@ -374,8 +374,8 @@ class SampledTrainer(BatchTrainer):
         self.sampling = sampling
         super().__init__(model, graph, accumulate=sampling.accumulate, **options)
 
-    def _particulars(self) -> dict[str, Any]:
-        return super()._particulars() | {"sampling": self.sampling}
+    def _extra_arguments(self) -> dict[str, Any]:
+        return super()._extra_arguments() | {"sampling": self.sampling}
 
     def _job(self, resources: Resources) -> Job:
         """Return the job of scoring, planned within the memory that batches leave when they are over."""
@@ -401,12 +401,12 @@ class SampledTrainer(BatchTrainer):
         shapes = {"flat_outputs": network.flat_result, "flat_labels": self._asked["flat_labels"]}
         self._loss = resolve_loss(loss, store, columns=columns, dtype=network.dtype, **shapes)
         self._rows_bytes = rows_nbytes(store, normalized, network.dtype.itemsize, on_device=False) if normalized else 0
-        loading = self._loading(model, resources, self._asked["seed"])
-        self._trims = False
+        loading = self._loader_options(model, resources, self._asked["seed"])
+        self._trims_layers = False
         if (trimmed := Trimmed.of(model, network)) is not None:
             self.batch_model = trimmed
         else:
-            self._trims = _trims(model, sampling.fanouts, self._carried)
+            self._trims_layers = _trims_layers(model, sampling.fanouts, self._carried)
         drawn = store, sampling.fanouts, sampling.batch_size
         self.loader = NeighborLoader(*drawn, input_nodes="train", **loading)
         self._batches_bytes = self.loader.plan.nbytes
@@ -421,13 +421,13 @@ class SampledTrainer(BatchTrainer):
         return prepare(model, store, replace(resources, limits=limits), **self._asked | own)
 
     @property
-    def _both_fit(self) -> bool:
+    def _both_fit_in_memory(self) -> bool:
         """Return whether batches and scoring may be in memory at once."""
         plan = self._prepared.plan
         return self.loader.plan.nbytes + plan.device_peak_bytes + plan.host_peak_bytes <= self.memory_bytes
 
-    def _make_room(self) -> None:
-        if not self._both_fit:
+    def _free_scoring_memory(self) -> None:
+        if not self._both_fit_in_memory:
             self._session.close()
 
     def _rows_of_step(self, epoch: int, first: int, last: int) -> list[Ints]:
@@ -460,7 +460,7 @@ class SampledTrainer(BatchTrainer):
             carried = [given.get(self._names.get(data, "")) for data in (EdgeData.WEIGHT, EdgeData.FEATURES)]
             sampled = batch.num_sampled_nodes, batch.num_sampled_edges
             return of_results(model(x, batch.edge_index, *carried, *sampled), every=False)
-        if self._trims:
+        if self._trims_layers:
             given["num_sampled_nodes_per_hop"] = batch.num_sampled_nodes
             given["num_sampled_edges_per_hop"] = batch.num_sampled_edges
         data = self._setting.left_out if self._as_data else None
@@ -468,7 +468,7 @@ class SampledTrainer(BatchTrainer):
         return of_results(called_with(model, x, batch.edge_index, given, **how), every=self._takes_results)
 
     def _evaluate_alone(self) -> Scores:
-        if self._both_fit:
+        if self._both_fit_in_memory:
             return Trainer._evaluate(self)
         self.loader.close()
         try:
@@ -511,7 +511,7 @@ class SampledTrainer(BatchTrainer):
         self._session.close()
 
 
-def _trims(model: nn.Module, fanouts: Sequence[int], carried: frozenset[EdgeData]) -> bool:
+def _trims_layers(model: nn.Module, fanouts: Sequence[int], carried: frozenset[EdgeData]) -> bool:
     """Return whether the model is PyG's own and can leave out rows that later layers do not read (``trim_to_layer``).
 
     Norms over nodes then compute their statistics over the remaining rows.

@@ -44,16 +44,16 @@ from ooc.train.loss import of_results, resolve_loss, takes_results
 from ooc.train.metrics import Scorer, Scores, make_scorer, named_scores
 from ooc.train.prediction import Predictions, What
 from ooc.train.resources import Resources
-from ooc.train.setup import edge_data_used, inputs_of, not_given
+from ooc.train.setup import edge_data_used, inputs_of, unused_attributes
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
-_GIVEN = ("edge_weight", "edge_attr", "path_index", "hop_index", "ptr", "batch_size")
+_NAMED_ARGUMENTS = ("edge_weight", "edge_attr", "path_index", "hop_index", "ptr", "batch_size")
 """Arguments of a model's ``forward`` that are given by name, after features, edges and the graph of each node."""
-_ALWAYS = ("x", "edge_index", "batch")
+_POSITIONAL_ARGUMENTS = ("x", "edge_index", "batch")
 _CARRIED = {EdgeData.WEIGHT: "edge_weight", EdgeData.FEATURES: "edge_attr"}
-_MADE = {"path_index": "paths", "hop_index": "hops"}
+_MADE_FROM_EDGES = {"path_index": "paths", "hop_index": "hops"}
 """Inputs made from edges, and the options that enable them."""
 
 
@@ -82,29 +82,36 @@ class GraphModel:
         there |= {_CARRIED[data] for data in edge_data_used(store, ignore_edge_data)}
         for given in sorted(there):
             if given not in parameters and not everything:
-                remedy = f"give {_MADE[given]}=0" if given in _MADE else "leave it out with ignore_edge_data="
+                remedy = (
+                    f"give {_MADE_FROM_EDGES[given]}=0"
+                    if given in _MADE_FROM_EDGES
+                    else "leave it out with ignore_edge_data="
+                )
                 raise ModelError(f"{name} takes no {given}, which there is; let its forward take it, or {remedy}")
-        for given in _GIVEN[:4]:
+        for given in _NAMED_ARGUMENTS[:4]:
             if given in parameters and given not in there and parameters[given].default is inspect.Parameter.empty:
-                made = _MADE.get(given)
+                made = _MADE_FROM_EDGES.get(given)
                 remedy = f"give {made}=2 or {made}=3" if made else f"edges of {store.path} have none"
                 raise ModelError(f"{name} wants {given}; {remedy}")
-        always = {*_ALWAYS}.intersection(parameters) if inputs else {*_ALWAYS}
+        always = {*_POSITIONAL_ARGUMENTS}.intersection(parameters) if inputs else {*_POSITIONAL_ARGUMENTS}
         self._by_name = always if (is_named := always <= parameters.keys()) else {"batch"}.intersection(parameters)
-        self._by_place = [] if is_named else [one for one in _ALWAYS if one not in self._by_name]
-        asked = ("ptr",) if self._as_data else _GIVEN[4:]
-        self._given = [one for one in _GIVEN if one in there or (one in asked and (self._as_data or one in parameters))]
+        self._by_place = [] if is_named else [one for one in _POSITIONAL_ARGUMENTS if one not in self._by_name]
+        asked = ("ptr",) if self._as_data else _NAMED_ARGUMENTS[4:]
+        self._given = [
+            one for one in _NAMED_ARGUMENTS if one in there or (one in asked and (self._as_data or one in parameters))
+        ]
         try:
             if not self._as_data:
                 by_name = {*self._by_name, *self._given, *inputs}
                 inspect.signature(model.forward).bind(*self._by_place, **dict.fromkeys(by_name))
         except TypeError as error:
             raise ModelError(
-                f"{name}: its forward must take ({', '.join(_ALWAYS)}), and by name of {', '.join(_GIVEN)} what there "
-                f"is, or (data), which has these; other attributes of nodes belong into columns of x. It takes "
+                f"{name}: its forward must take ({', '.join(_POSITIONAL_ARGUMENTS)}), and by name of "
+                f"{', '.join(_NAMED_ARGUMENTS)} what there is, or (data), which has these; other attributes of nodes "
+                f"belong into columns of x. It takes "
                 f"{inspect.signature(model.forward)}"
             ) from error
-        self.result_columns = self._tried(model, name)
+        self.result_columns = self._probe_columns(model, name)
         self.outputs = self.result_columns[0]
         self.looks_up = any(whole for _, _, whole in self._inputs)
         """Whether node inputs are given as integers."""
@@ -126,12 +133,12 @@ class GraphModel:
         of_nodes = named(x, self._inputs) if self._inputs else {"x": x}
         x, given = of_nodes.pop("x", None), given | of_nodes
         if self._as_data:
-            return model(as_data(x, batch.edge_index, given | {"batch": batch.batch}, not_given(self.store)))
+            return model(as_data(x, batch.edge_index, given | {"batch": batch.batch}, unused_attributes(self.store)))
         always = {"x": x, "edge_index": batch.edge_index, "batch": batch.batch}
         by_name = {one: always[one] for one in self._by_name}
         return model(*(always[one] for one in self._by_place), **by_name, **given)
 
-    def made_up(self, most: Size, place: torch.device | None = None) -> "Data":
+    def zero_batch(self, most: Size, place: torch.device | None = None) -> "Data":
         """Return a batch of that size, of zeros; on the meta device without content."""
         from torch_geometric.data import Data
 
@@ -150,7 +157,7 @@ class GraphModel:
 
     def measured(self, most: Size) -> tuple["Data", list[Tensor]]:
         """Return a batch of that size on the meta device, and all inputs of a step there."""
-        batch = self.made_up(most, META)
+        batch = self.zero_batch(most, META)
         return batch, [value for value in batch.to_dict().values() if isinstance(value, Tensor)]
 
     def forward_bytes(self, model: nn.Module, most: Size) -> int:
@@ -175,12 +182,12 @@ class GraphModel:
         numbers = most.nodes * x.columns + most.edges * (features + ("edge_weight" in self._given))
         return numbers * self.dtype.itemsize if x.dtype.name != str(self.dtype).removeprefix("torch.") else 0
 
-    def _tried(self, model: nn.Module, name: str) -> tuple[int, ...]:
+    def _probe_columns(self, model: nn.Module, name: str) -> tuple[int, ...]:
         """Return the columns of each result, found by running two graphs of two nodes."""
-        batch = self.made_up(Size(graphs=2, nodes=4, edges=2, paths=0, largest=2))
+        batch = self.zero_batch(Size(graphs=2, nodes=4, edges=2, paths=0, largest=2))
         batch.batch, batch.ptr = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 2, 4])
         batch.edge_index = torch.tensor([[1, 0], [0, 1]])
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), in_evaluation(model):
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), eval_mode(model):
             try:
                 with suppress(TypeError, RuntimeError, ValueError, IndexError, AttributeError):
                     return self._columns(self._results(model, batch), name)
@@ -193,7 +200,9 @@ class GraphModel:
                     reason = "x and edge_attr are floating-point numbers here; look categories up by x.long()"
                 takes = inspect.signature(model.forward)
                 if not self._as_data and not {"x", "edge_index"} <= takes.parameters.keys():
-                    reason += f"; its forward takes {takes}, and is given ({', '.join(_ALWAYS)}) in this order"
+                    reason += (
+                        f"; its forward takes {takes}, and is given ({', '.join(_POSITIONAL_ARGUMENTS)}) in this order"
+                    )
                 raise ModelError(f"{name} does not run on a batch of two graphs: {reason}") from error
         return self._columns(outputs, name)
 
@@ -278,7 +287,7 @@ def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def in_evaluation(model: nn.Module) -> AbstractContextManager[None]:
+def eval_mode(model: nn.Module) -> AbstractContextManager[None]:
     """Put the model in eval mode within this context; afterwards each part is in its mode again."""
     return in_modes(dict.fromkeys(model.modules(), False))
 
@@ -296,7 +305,7 @@ class GraphTrainer(BatchTrainer):
     its steps remain, except in a run that is resumed.
     """
 
-    _takes_apart = False
+    _is_traced = False
     _scorer: Scorer
     loader: GraphLoader
 
@@ -318,8 +327,8 @@ class GraphTrainer(BatchTrainer):
         self._is_bounded = any(options.get(name) is not None for name in ("memory", "gpu_budget", "host_budget"))
         super().__init__(model, graph, accumulate=accumulate, **options)
 
-    def _particulars(self) -> dict[str, Any]:
-        return super()._particulars() | {"bounds": self._bounds}
+    def _extra_arguments(self) -> dict[str, Any]:
+        return super()._extra_arguments() | {"bounds": self._bounds}
 
     def _size_lazy_parameters(self, ignore_edge_data: str) -> None:
         if any(map(is_lazy, self.model.parameters())):
@@ -332,7 +341,7 @@ class GraphTrainer(BatchTrainer):
             raise OptionError(f"{store.path} is one graph; ooc.Trainer trains on it")
         self._resources, self.limits, self._stepped = resources, resources.limits, [*model.parameters()]
         self._input_dropout, self._ignored = asked["input_dropout"], asked["ignore_edge_data"]
-        loading = self._loading(model, resources, asked["seed"])
+        loading = self._loader_options(model, resources, asked["seed"])
         self._runs = GraphModel(model, store, **self._bounds.made, ignore_edge_data=self._ignored)
         if self._input_dropout and self._runs.looks_up:
             raise OptionError(f"input_dropout={self._input_dropout} drops from x, which is looked up; leave it out")
@@ -370,7 +379,7 @@ class GraphTrainer(BatchTrainer):
         batches = self.loader.bounds.cut(scored)
         self._scorer.begin()
         task = reported(self._listener, "evaluation", len(batches), "batches")
-        with self._averaging.in_place(), in_evaluation(self.model), torch.no_grad(), task as advance:
+        with self._averaging.in_place(), eval_mode(self.model), torch.no_grad(), task as advance:
             for number, batch in enumerate(self.loader.read(batches), start=1):
                 with self._autocast():
                     outputs_gC = self._runs(self.model, batch).to(self._runs.dtype)
@@ -478,7 +487,7 @@ class GraphPrediction(Predictions):
 
     def _run(self, put: Callable[[Ints, AnyArray, AnyArray], None]) -> None:
         done, task = 0, reported(self._listener, "predicting", len(self._loader.graphs), "graphs")
-        with in_evaluation(self._model), torch.no_grad(), task as advance:
+        with eval_mode(self._model), torch.no_grad(), task as advance:
             for batch in self._loader:
                 rows = self._what.of_outputs(self._runs(self._model, batch), self._store.task)
                 put(np.arange(done, done + len(rows)), rows, batch.graph_id.numpy())
@@ -492,7 +501,7 @@ class GraphPrediction(Predictions):
 # ---- which batches fit ----------------------------------------------------------------------------------------------
 
 
-_COPIES = 4
+_PARAMETER_COPIES = 4
 """Copies of every parameter: itself, its gradient, and two numbers of an optimizer like Adam."""
 
 
@@ -531,7 +540,7 @@ def fitting_batches(
     sizes = GraphSizes(store, paths, hops)
     runs = GraphModel(model, store, paths=paths, hops=hops, ignore_edge_data=ignore_edge_data)
     every = np.arange(store.num_graphs)
-    fixed = _COPIES * sum(parameter.nbytes for parameter in model.parameters())
+    fixed = _PARAMETER_COPIES * sum(parameter.nbytes for parameter in model.parameters())
     counts = {name: found for name, found in sizes.of(every).items() if name not in ("edges", "near") and found.any()}
 
     @cache

@@ -158,29 +158,29 @@ class Permutation:
         bits = max(2, (size - 1).bit_length())
         self._low = np.uint64(bits - bits // 2)
         self._masks = [np.uint64((1 << count) - 1) for count in (bits // 2, bits - bits // 2)]
-        self._keys = _states(_ROUNDS, *key)
+        self._keys = _seed_words(_ROUNDS, *key)
 
     def of(self, numbers: Words) -> Words:
         """Return the positions that the numbers are mapped to [n]."""
-        return self._walked(numbers, range(_ROUNDS))
+        return self._cycle_walk(numbers, range(_ROUNDS))
 
     def inverse(self, numbers: Words) -> Words:
         """Return the numbers that are mapped to these positions."""
-        return self._walked(numbers, range(_ROUNDS - 1, -1, -1))
+        return self._cycle_walk(numbers, range(_ROUNDS - 1, -1, -1))
 
-    def _walked(self, numbers: Words, rounds: range) -> Words:
+    def _cycle_walk(self, numbers: Words, rounds: range) -> Words:
         """Apply the rounds to each number, again while the result is not below ``size`` (cycle walking).
 
         In each round, one half of a number's bits is changed by a hash of the other half.
         """
-        found = self._changed(numbers, rounds)
+        found = self._apply_rounds(numbers, rounds)
         left = np.flatnonzero(found >= self._size)
         while len(left):
-            found[left] = self._changed(found[left], rounds)
+            found[left] = self._apply_rounds(found[left], rounds)
             left = left[found[left] >= self._size]
         return found
 
-    def _changed(self, numbers: Words, rounds: range) -> Words:
+    def _apply_rounds(self, numbers: Words, rounds: range) -> Words:
         halves = [numbers >> self._low, numbers & self._masks[1]]
         for turn in rounds:
             own, other = turn % 2, 1 - turn % 2
@@ -352,10 +352,10 @@ class TrainingLinks:
 
 def words(numbers: Words, *key: int) -> Words:
     """Return a pseudorandom 64-bit word [n] for each number under a key."""
-    return mixed(_states(1, *key) + (numbers + np.uint64(1)) * GOLDEN)
+    return mixed(_seed_words(1, *key) + (numbers + np.uint64(1)) * GOLDEN)
 
 
-def _states(count: int, *key: int) -> Words:
+def _seed_words(count: int, *key: int) -> Words:
     states = np.random.SeedSequence([part & (2**64 - 1) for part in key]).generate_state(count, np.uint64)
     return np.asarray(states, dtype=np.uint64)
 

@@ -29,7 +29,7 @@ Scores = npt.NDArray[np.floating]
 
 _SIDE = Direction.SCORED_LINKS
 _OF_ALL = {Metric.ROC_AUC.value: roc_auc, Metric.AVERAGE_PRECISION.value: average_precision}
-NOBODY = -1
+NO_TAIL = -1
 """The number in place of a missing tail, against which no link is ranked."""
 
 
@@ -92,7 +92,7 @@ class LinkMetric:
 class Ranked:
     """The links [3, E] of a split and what they are ranked against, as rows of the store.
 
-    That is pairs [3, M], or tails [n, K] for each link, by the links' numbers, possibly ``NOBODY``.
+    That is pairs [3, M], or tails [n, K] for each link, by the links' numbers, possibly ``NO_TAIL``.
     """
 
     links_3E: Ints
@@ -165,7 +165,7 @@ class LinkScorer:
                     written[places] = one.own(units[mine] - start)
             if ends.relations:
                 made["edge_features"].put(int(by_head[first]), np.repeat(kind_U[units], sizes[units]))
-            is_nobody = written == NOBODY
+            is_nobody = written == NO_TAIL
             made["indices"].put(int(by_head[first]), np.where(is_nobody, 0, written))
             made["edge_weight"].put(int(by_head[first]), np.where(is_nobody, np.float32(np.nan), np.float32(0)))
         self.arrays: dict[str, LinkArray] = {array.name: array for array in made.values()}

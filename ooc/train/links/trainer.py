@@ -34,7 +34,7 @@ from ooc.storage.store import SPLITS, Store
 from ooc.train.embedding import LearntRows
 from ooc.train.job import Job
 from ooc.train.links.drawn import TrainingLinks, words
-from ooc.train.links.metrics import NOBODY, LinkMetric, LinkScorer, Ranked, pairs_at_once
+from ooc.train.links.metrics import NO_TAIL, LinkMetric, LinkScorer, Ranked, pairs_at_once
 from ooc.train.links.sets import KNOWN_BYTES, KNOWN_BYTES_PER_PAIR, Ends, Ints, KnownLinks, Links, Places
 from ooc.train.objective import Objective
 from ooc.train.prediction import Predictions, What
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 
 _BYTES_PER_PAIR = 16
 """Bytes of each pair that is written for scoring."""
-_EVALUATED = 3
+_EVALUATION_KEY = 3
 """The purpose, in the key of a draw, of tails that scored links are ranked against."""
-_DRAWN_AGAIN = 16
+_MOST_REDRAWS = 16
 """How often a pair that is linked is drawn again."""
 
 
@@ -163,7 +163,7 @@ def scored_links(ends: Ends, places: Places, links: Links, split: str, seed: int
     count, name = links_3E.shape[1], f"{split}_negatives"
     given = getattr(links, name)
     if given is None and links.negatives:
-        key = seed, SPLITS.index(split), _EVALUATED
+        key = seed, SPLITS.index(split), _EVALUATION_KEY
         drawn = partial(_drawn_tails, ends, links_3E, links.negatives, key, known)
         return Ranked(links_3E, own=drawn, each=links.negatives)
     if given is None:
@@ -189,13 +189,13 @@ def _drawn_tails(
     """Return uniformly drawn tails [n, K] for links by their numbers; linked ones are drawn again, and finally -1."""
     numbers_nK = (numbers_n[:, None] * each + np.arange(each)).astype(np.uint64)
     found = (words(numbers_nK, *key) % np.uint64(ends.tails)).astype(np.int64)
-    for again in range(_DRAWN_AGAIN if known is not None else 0):
+    for again in range(_MOST_REDRAWS if known is not None else 0):
         assert known is not None
         linked = known.of(links_3E[:, numbers_n], np.maximum(found, 0))
         if not linked.any():
             break
         drawn = words(numbers_nK[linked], *key, again) % np.uint64(ends.tails)
-        found[linked] = drawn.astype(np.int64) if again < _DRAWN_AGAIN - 1 else NOBODY
+        found[linked] = drawn.astype(np.int64) if again < _MOST_REDRAWS - 1 else NO_TAIL
     return found
 
 
@@ -203,8 +203,8 @@ def _all_tails(ends: Ends, links_3E: Ints, known: KnownLinks | None, numbers_n: 
     """Return all tails for each of these links, with -1 in place of its own tail and of linked ones."""
     found = np.tile(np.arange(ends.tails), (len(numbers_n), 1))
     if known is not None:
-        found[known.of(links_3E[:, numbers_n], found)] = NOBODY
-    np.put_along_axis(found, links_3E[1, numbers_n, None], NOBODY, axis=1)
+        found[known.of(links_3E[:, numbers_n], found)] = NO_TAIL
+    np.put_along_axis(found, links_3E[1, numbers_n, None], NO_TAIL, axis=1)
     return found
 
 
@@ -302,7 +302,7 @@ class LinkTrainer(Trainer):
         LinkMetric.of(metric or "mrr")  # which refuses another one before anything is read
         super().__init__(model, graph, metric=metric, **options)
 
-    def _particulars(self) -> dict[str, Any]:
+    def _extra_arguments(self) -> dict[str, Any]:
         of_links = {f"links.{one.name}": getattr(self._links, one.name) for one in fields(self._links)}
         return of_links | {"steps": self._steps, "negatives": self._drawn}
 

@@ -117,7 +117,7 @@ class RunFolder:
             hint = f"; it holds those of several seeds, such as {seeds[0]}" if seeds else did_you_mean_path(path)
             raise RunError(f"there is no run at {path}{hint}")
         config = {**(defaults or {}), **read_config(path / CONFIG)}
-        return cls(path, given_anew(path, config, given or {}, changeable), resumed=True)
+        return cls(path, updated_config(path, config, given or {}, changeable), resumed=True)
 
     def followed(self) -> "RunFolder":
         """Return this run for a process that only reads it, while another process of the training writes it."""
@@ -199,7 +199,7 @@ class RunFolder:
                     return self.close()
             for name in (BEST, METRICS, FORECAST, PLANNED, TIMELINE, STARTS, REPEATED_BY, CONFIG):
                 (self.path / name).unlink(missing_ok=True)
-        remove_empty(self._made)
+        remove_empty_folders(self._made)
         self.close()
 
     def save(self, state: State) -> None:
@@ -267,7 +267,7 @@ class RunFolder:
             check(state)
         if not self._written:
             return state
-        kept = [] if state is None else self._mended(state)
+        kept = [] if state is None else self._repaired_records(state)
         self._history.clear()
         for record in kept:
             self._remember(record)
@@ -291,7 +291,7 @@ class RunFolder:
             raise _damaged_line(self.path / METRICS, damaged)
         return records
 
-    def _mended(self, state: State) -> list[EpochRecord]:
+    def _repaired_records(self, state: State) -> list[EpochRecord]:
         """Return the records up to the checkpoint's epoch, from the metrics and, where missing there, from the
         checkpoint."""
         records, damaged = self._read_metrics()
@@ -347,7 +347,7 @@ class RunFolder:
                 replace_file(self.path / name, data)
 
 
-def given_anew(path: Path, config: Config, given: Mapping[str, Any], changeable: Collection[str]) -> Config:
+def updated_config(path: Path, config: Config, given: Mapping[str, Any], changeable: Collection[str]) -> Config:
     """Return the configuration at ``path`` with options given now; raise RunError for one that may not change."""
     for name, value in given.items():
         if name in config and config[name] != value and name not in changeable:
@@ -362,7 +362,7 @@ def holds_run(path: Path) -> bool:
     return (path / CONFIG).is_file()
 
 
-def remove_empty(folders: Sequence[Path]) -> None:
+def remove_empty_folders(folders: Sequence[Path]) -> None:
     """Remove ``folders``, the inner ones last in the list, except those that are not empty."""
     for folder in reversed(folders):
         with contextlib.suppress(OSError):
@@ -471,7 +471,7 @@ class SeedRuns:
         if self.begun or not self._made:
             return
         (self.path / SEEDS).unlink(missing_ok=True)
-        remove_empty(self._made)
+        remove_empty_folders(self._made)
 
 
 def holds_seeds(path: Path) -> bool:
@@ -487,7 +487,7 @@ def _write_state(file: BinaryIO, state: State) -> None:
     """Write ``state``: tensors, numbers, strings, and lists and dicts of them."""
     import torch
 
-    noting: Any = _Noting(file)  # torch asks for no more of a file
+    noting: Any = _ErrorCapturingFile(file)  # torch asks for no more of a file
     summing = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(True)  # `_read_state` wants them, whatever the program around us does
     try:
@@ -525,7 +525,7 @@ def _read_state(path: Path) -> State | None:
     return state
 
 
-class _Noting:
+class _ErrorCapturingFile:
     """A file-like object that remembers the first error of writing ``file``.
 
     torch would report a full disk as an internal error without a cause.

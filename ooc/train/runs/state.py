@@ -86,7 +86,7 @@ class TrainingState:
     def check_loss(self, loss: float) -> None:
         """Raise TrainingError where the current epoch's loss is not finite."""
         if not math.isfinite(loss):
-            raise self._diverged(f"the loss of epoch {self.epoch + 1} is {loss}")
+            raise self._divergence_error(f"the loss of epoch {self.epoch + 1} is {loss}")
 
     def check_weights(self, moved: Collection[nn.Parameter] | None = None) -> None:
         """Raise TrainingError where the current epoch's step has made weights infinite or NaN.
@@ -101,11 +101,11 @@ class TrainingState:
         if finite and not bool(torch.stack(finite).all()):
             broken = next(p for p in trained if not bool(torch.isfinite(p).all()))
             name = next(name for name, p in self.model.named_parameters() if p is broken)
-            raise self._diverged(f"the step of epoch {self.epoch + 1} made {name} infinite or no number")
+            raise self._divergence_error(f"the step of epoch {self.epoch + 1} made {name} infinite or no number")
         if self.learnt is not None and self.learnt.stepping.diverged:
-            raise self._diverged(f"the step of epoch {self.epoch + 1} made the embedding infinite or no number")
+            raise self._divergence_error(f"the step of epoch {self.epoch + 1} made the embedding infinite or no number")
 
-    def _diverged(self, what: str) -> TrainingError:
+    def _divergence_error(self, what: str) -> TrainingError:
         kept = ""
         if self.run is not None:
             last = f"the checkpoint of epoch {self._saved} is kept" if self._saved else "there is no checkpoint"
@@ -233,7 +233,7 @@ def load_weights(run: RunFolder, which: str) -> State:
     ``which``: ``"best"`` for the best validation score, or the last weights where nothing was evaluated; ``"last"`` for
     those after the last epoch. Where weights are averaged, their average is returned.
     """
-    state, is_best = _kept(run, which)
+    state, is_best = _saved_state(run, which)
     if not is_best:
         average = state.get("average")
         if average is not None and int(average["n_averaged"]):
@@ -246,12 +246,12 @@ def load_weights(run: RunFolder, which: str) -> State:
 
 def learnt_rows(run: RunFolder, which: str, embedding: Embedding, store: Store) -> LearntRows:
     """Return the embedding that belongs to these weights; raise RunError where it is missing."""
-    state, _ = _kept(run, which)
+    state, _ = _saved_state(run, which)
     dtype = next((weight.dtype for weight in load_weights(run, which).values()), torch.get_default_dtype())
     return LearntRows.of_run(embedding, store, dtype, run.path, state.get("embedding"))
 
 
-def _kept(run: RunFolder, which: str) -> tuple[dict[str, Any], bool]:
+def _saved_state(run: RunFolder, which: str) -> tuple[dict[str, Any], bool]:
     """Return the saved state of the best or the last epoch, and whether it is that of the best one."""
     best = run.load_best() if which == "best" else None
     state = run.last() if best is None else best

@@ -239,7 +239,7 @@ def test_memory_scoring_and_modes_in_between_change_no_bit(store: Store, monkeyp
     with SampledTrainer(
         optimizer_of, store, _FEW, memory="100M", optimizer=torch.optim.Adam(optimizer_of.parameters(), lr=0.02)
     ) as trainer:
-        monkeypatch.setattr(SampledTrainer, "_both_fit", False)  # as where scoring needs the batches' memory
+        monkeypatch.setattr(SampledTrainer, "_both_fit_in_memory", False)  # as where scoring needs the batches' memory
         assert [trainer.fit(1)[0].loss for _ in range(2)] == losses[:2]
         optimizer_of.eval()  # as who looks at its outputs does
         assert trainer.fit(1)[0].loss == losses[2] and not optimizer_of.training
