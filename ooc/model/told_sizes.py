@@ -3,7 +3,7 @@
 
 Code is traced and tried on a few rows, for which ``if len(x) > 1000:`` goes one way, but PyG runs it on all rows, for
 which it goes the other. Only comparisons can show the difference. So sizes compare as those of the whole graph would
-("told" sizes), while they keep their true values wherever tensors are made or cut by them.
+("reported" sizes), while they keep their true values wherever tensors are made or cut by them.
 """
 
 import math
@@ -27,125 +27,130 @@ _LOGARITHMS: tuple[tuple[str, Callable[..., float]], ...] = (
 )
 """Logarithms that read the digits of whole numbers directly and call no method of theirs."""
 _NOTHING: dict[str, Any] = {}
-_MOST_TOLD = 1 << 16
-"""The largest told value of ``len(x)`` or ``int(index.max())``, which are plain numbers: a tensor of as many rows may
-be made of them."""
+_LARGEST_PLAIN = 1 << 16
+"""The largest reported value of ``len(x)`` or ``int(index.max())``, which are plain numbers: a tensor of as many rows
+may be made of them."""
 
 
-class Telling(Enum):
-    """How sizes are told. ``COMPARED``: to comparisons and arithmetic. ``TAKEN``: also where Python takes a plain
-    number of a size, which may then be too large for its use. ``GIVEN``: as plain numbers, for floating-point
-    arithmetic that asks no method; results of it are not told."""
+class SizeReporting(Enum):
+    """How sizes are reported. ``COMPARED``: to comparisons and arithmetic. ``CONVERTED``: also where Python takes a
+    plain number of a size, which may then be too large for its use. ``PLAIN``: as plain numbers, for floating-point
+    arithmetic that asks no method; its results are plain, too."""
 
     COMPARED = auto()
-    TAKEN = auto()
-    GIVEN = auto()
+    CONVERTED = auto()
+    PLAIN = auto()
 
 
-class ToldSize(int):
-    """A size that compares as ``told``, except with numbers within one of it, such as a largest index. With
-    ``is_plain``, it is also told where Python takes a plain number of it."""
+class ReportedSize(int):
+    """A size that compares as ``reported``, except with numbers within one of it, such as a largest index. With
+    ``is_plain``, it is also reported where Python takes a plain number of it."""
 
-    told: int
+    reported: int
     is_plain: bool
     is_count: bool
     """Whether it is a size, or a sum of sizes, and no quotient; quotients are small and near to other numbers."""
 
-    def __new__(cls, size: int, told: int, *, is_plain: bool, is_count: bool = True) -> "ToldSize":
+    def __new__(cls, size: int, reported: int, *, is_plain: bool, is_count: bool = True) -> "ReportedSize":
         made = super().__new__(cls, size)
-        made.told, made.is_plain, made.is_count = told, is_plain, is_count
+        made.reported, made.is_plain, made.is_count = reported, is_plain, is_count
         return made
 
     def __bool__(self) -> bool:
-        return bool(self.told)
+        return bool(self.reported)
 
     def __int__(self) -> int:
-        return _plain(_true(self), self.told) if self.is_plain and _is_asked_by_user() else _true(self)
+        return (
+            _cap_plain(_true_size(self), self.reported) if self.is_plain and _is_asked_by_user() else _true_size(self)
+        )
 
     def __float__(self) -> float:
-        return float(self.told)
+        return float(self.reported)
 
     def __divmod__(self, other: Any) -> Any:
         return self // other, self % other
 
-    def __floor__(self) -> "ToldSize":
+    def __floor__(self) -> "ReportedSize":
         return self
 
     __ceil__ = __floor__
 
     def __array_ufunc__(self, function: Any, method: str, *given: Any, **options: Any) -> Any:
-        """Compute with told sizes if all operands are numbers; with arrays, whose lengths are true, use true sizes."""
-        told = all(isinstance(one, (int, float)) for one in given)
-        return getattr(function, method)(*(_told(one) if told else _true(one) for one in given), **options)
+        """Compute with reported sizes if all operands are numbers; with arrays, whose lengths are true, with true
+        ones."""
+        reported = all(isinstance(one, (int, float)) for one in given)
+        return getattr(function, method)(
+            *(_reported_size(one) if reported else _true_size(one) for one in given), **options
+        )
 
     def bit_length(self) -> int:
-        return self.told.bit_length()
+        return self.reported.bit_length()
 
     def __hash__(self) -> int:
-        return hash(_true(self))
+        return hash(_true_size(self))
 
     def __eq__(self, other: object) -> bool:
-        return _true(self) == _true(other) or (type(other) is int and self.told == other)
+        return _true_size(self) == _true_size(other) or (type(other) is int and self.reported == other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
 
-def _counted(compute: Callable[..., Any], *, is_count: bool) -> Callable[..., Any]:
-    """Return a method that computes with the told and the true size of the first operand."""
+def _arithmetic_method(compute: Callable[..., Any], *, is_count: bool) -> Callable[..., Any]:
+    """Return a method that computes with the reported and the true size of the first operand."""
 
-    def method(one: ToldSize, *others: Any) -> Any:
+    def method(one: ReportedSize, *others: Any) -> Any:
         if not all(other is None or isinstance(other, (int, float)) for other in others):
             return NotImplemented
-        told = compute(one.told, *map(_told, others))
-        if not isinstance(told, int):
-            return told
-        true = compute(_true(one), *map(_true, others))
-        return ToldSize(true, told, is_plain=one.is_plain, is_count=is_count)
+        reported = compute(one.reported, *map(_reported_size, others))
+        if not isinstance(reported, int):
+            return reported
+        true = compute(_true_size(one), *map(_true_size, others))
+        return ReportedSize(true, reported, is_plain=one.is_plain, is_count=is_count)
 
     return method
 
 
-def _compared(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
-    def method(one: ToldSize, other: Any) -> bool:
-        if not isinstance(other, ToldSize) and one.is_count and abs(_true(one) - other) <= 1:
-            return compare(_true(one), other)
-        return compare(one.told, _told(other))
+def _comparison_method(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    def method(one: ReportedSize, other: Any) -> bool:
+        if not isinstance(other, ReportedSize) and one.is_count and abs(_true_size(one) - other) <= 1:
+            return compare(_true_size(one), other)
+        return compare(one.reported, _reported_size(other))
 
     return method
 
 
-def _told(size: Any) -> Any:
-    return size.told if isinstance(size, ToldSize) else size
+def _reported_size(size: Any) -> Any:
+    return size.reported if isinstance(size, ReportedSize) else size
 
 
-def _true(size: Any) -> Any:
-    return int.__index__(size) if isinstance(size, ToldSize) else size
+def _true_size(size: Any) -> Any:
+    return int.__index__(size) if isinstance(size, ReportedSize) else size
 
 
-def _plain(size: int, told: int) -> int:
-    return min(told, max(size, _MOST_TOLD))
+def _cap_plain(size: int, reported: int) -> int:
+    return min(reported, max(size, _LARGEST_PLAIN))
 
 
-def _reversed(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _swap_operands(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda one, other: compute(other, one)
 
 
 for _name, _compare in _COMPARISONS.items():
-    setattr(ToldSize, f"__{_name}__", _compared(_compare))
+    setattr(ReportedSize, f"__{_name}__", _comparison_method(_compare))
 for _name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "rshift", "pow"):
     _compute, _counts = getattr(operator, _name), _name in ("add", "sub", "mul")
-    setattr(ToldSize, f"__{_name}__", _counted(_compute, is_count=_counts))
-    setattr(ToldSize, f"__r{_name}__", _counted(_reversed(_compute), is_count=_counts))
-ToldSize.__abs__ = _counted(abs, is_count=True)  # type: ignore[method-assign]
-ToldSize.__neg__ = _counted(operator.neg, is_count=True)  # type: ignore[method-assign]
-ToldSize.__round__ = _counted(round, is_count=False)  # type: ignore[method-assign]
+    setattr(ReportedSize, f"__{_name}__", _arithmetic_method(_compute, is_count=_counts))
+    setattr(ReportedSize, f"__r{_name}__", _arithmetic_method(_swap_operands(_compute), is_count=_counts))
+ReportedSize.__abs__ = _arithmetic_method(abs, is_count=True)  # type: ignore[method-assign]
+ReportedSize.__neg__ = _arithmetic_method(operator.neg, is_count=True)  # type: ignore[method-assign]
+ReportedSize.__round__ = _arithmetic_method(round, is_count=False)  # type: ignore[method-assign]
 
 
 @contextmanager
-def logarithms_told() -> Iterator[None]:
-    """A context in which Python's logarithms take sizes as told, under whatever name modules imported them, except
-    torch's own. Searching all modules takes milliseconds, so it is done once for all kinds of telling."""
+def logarithms_of_reported_sizes() -> Iterator[None]:
+    """A context in which Python's logarithms take sizes as reported, under whatever name modules imported them, except
+    torch's own. Searching all modules takes milliseconds, so it is done once for all kinds of reporting."""
     found = []
     try:
         for path, module in [*sys.modules.items()]:
@@ -155,64 +160,64 @@ def logarithms_told() -> Iterator[None]:
             for name, function in _LOGARITHMS:
                 if has(name) is function:
                     found.append((module, name, function))
-                    setattr(module, name, _of_told(function))
+                    setattr(module, name, _apply_to_reported(function))
         yield
     finally:
         for module, name, function in found:
             setattr(module, name, function)
 
 
-def _of_told(function: Callable[..., float]) -> Callable[..., float]:
-    return lambda *given: function(*map(_told, given))
+def _apply_to_reported(function: Callable[..., float]) -> Callable[..., float]:
+    return lambda *given: function(*map(_reported_size, given))
 
 
-class SizesTold(TorchFunctionMode):
-    """A mode in which sizes of at least ``least`` are told, multiplied by their ratio in ``ratios``, or by ``usual``.
-    Within ``logarithms_told``, logarithms take them, too."""
+class ReportedSizes(TorchFunctionMode):
+    """A mode in which sizes of at least ``least`` are reported multiplied by their ratio in ``ratios``, or by
+    ``usual``. Within ``logarithms_of_reported_sizes``, logarithms take them, too."""
 
-    def __init__(self, least: int, ratios: Mapping[int, float], usual: float, telling: Telling) -> None:
+    def __init__(self, least: int, ratios: Mapping[int, float], usual: float, reporting: SizeReporting) -> None:
         super().__init__()
-        self._least, self._ratios, self._usual, self._telling = least, ratios, usual, telling
+        self._least, self._ratios, self._default_ratio, self._reporting = least, ratios, usual, reporting
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        name, is_given = getattr(func, "__name__", "").strip("_"), self._telling is Telling.GIVEN
+        name, is_given = getattr(func, "__name__", "").strip("_"), self._reporting is SizeReporting.PLAIN
         is_compared = name in _COMPARISONS and not is_given
         if is_compared and len(args) == 2 and _is_count(args[0]) and type(args[1]) is int:
-            return torch.tensor(_COMPARISONS[name](self._size(int(args[0])), args[1])).view(args[0].shape)
+            return torch.tensor(_COMPARISONS[name](self._report(int(args[0])), args[1])).view(args[0].shape)
         result = func(*args, **(kwargs or {}))
         if is_given:
             if not _is_asked_by_user():
                 return result
             if isinstance(result, torch.Size):
-                return torch.Size([self._plain(size) for size in result])
-            return self._plain(result) if type(result) is int and name == "size" else result
+                return torch.Size([self._cap_plain(size) for size in result])
+            return self._cap_plain(result) if type(result) is int and name == "size" else result
         if isinstance(result, torch.Size):
-            return torch.Size([self._size(size) for size in result])
+            return torch.Size([self._report(size) for size in result])
         if type(result) is not int:
             return result
         match name:
             case "size":
-                return self._size(result)
+                return self._report(result)
             case "numel" | "nelement":
-                return math.prod(map(self._size, args[0].shape))
+                return math.prod(map(self._report, args[0].shape))
             case "item" if _is_count(args[0]):
-                return self._size(result)
-            case "len" | "int" | "index" if self._telling is Telling.TAKEN and _is_asked_by_user():
-                return self._plain(result)
+                return self._report(result)
+            case "len" | "int" | "index" if self._reporting is SizeReporting.CONVERTED and _is_asked_by_user():
+                return self._cap_plain(result)
             case _:
                 return result
 
-    def _plain(self, size: int) -> int:
-        return _plain(_true(size), _told(self._size(size)))
+    def _cap_plain(self, size: int) -> int:
+        return _cap_plain(_true_size(size), _reported_size(self._report(size)))
 
-    def _size(self, size: int) -> int:
-        true = _true(size)
+    def _report(self, size: int) -> int:
+        true = _true_size(size)
         if true < self._least:
             return size
-        told = round(true * self._ratios.get(true, self._usual))
-        return ToldSize(true, told, is_plain=self._telling is Telling.TAKEN)
+        reported = round(true * self._ratios.get(true, self._default_ratio))
+        return ReportedSize(true, reported, is_plain=self._reporting is SizeReporting.CONVERTED)
 
 
 def _is_asked_by_user() -> bool:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ooc.errors import ModelError, StoreError
 from ooc.kernels.tensors import fractions
-from ooc.model.told_sizes import SizesTold, Telling, logarithms_told
+from ooc.model.told_sizes import ReportedSizes, SizeReporting, logarithms_of_reported_sizes
 from ooc.storage.array import AnyArray
 from ooc.storage.store import Store, Task
 
@@ -390,10 +390,10 @@ def _tried(
     if not is_number:
         raise ModelError(f"loss {name} is no finite number of any outputs and labels that it is tried with")
     ratio = max(1.0, store.split_sizes["train"] / len(labels))
-    for telling in Telling:
+    for reporting in SizeReporting:
         widths = dict.fromkeys((*labels.shape[1:], outputs), 1.0)
         try:
-            with logarithms_told(), SizesTold(len(labels), widths, ratio, telling):
+            with logarithms_of_reported_sizes(), ReportedSizes(len(labels), widths, ratio, reporting):
                 found = loss(outputs_rC.to(place), labels.to(place))
         except Exception:  # of the user's code, which may make tensors of these sizes
             continue

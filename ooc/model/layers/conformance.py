@@ -38,7 +38,7 @@ from ooc.kernels.tensors import fractions
 from ooc.model.layers.layer import Layer, in_modes, inspectors, sharing
 from ooc.model.layers.split_rows import Part, SplitRow, levels_of
 from ooc.model.lowering.assembly import first_line
-from ooc.model.told_sizes import SizesTold, Telling, logarithms_told
+from ooc.model.told_sizes import ReportedSizes, SizeReporting, logarithms_of_reported_sizes
 from ooc.plan.workload import EdgeData
 
 _NODES, _TILE, _EDGES = 23, 5, 70
@@ -334,9 +334,9 @@ class _Probe:
         """Return the shape of a row of the result. Refuse a layer without one row a node, or with different rows each
         time."""
         layer, x_NC = self.layer, self.x_NC
-        from ooc.model.lowering.symbolic import Before  # here, so that what has no such layer does without PyG
+        from ooc.model.lowering.symbolic import ModuleState  # here, so that what has no such layer does without PyG
 
-        given, unused = x_NC.clone(), Before(self.module)
+        given, unused = x_NC.clone(), ModuleState(self.module)
         before = torch.default_generator.manual_seed(1).get_state()
         first = self._whole(self._masked(self.near))
         drawn = not torch.equal(before, torch.random.get_rng_state())
@@ -347,7 +347,7 @@ class _Probe:
             raise layer.refuse(f"it does not give one row of numbers a node{types}")
         if first.numel() and not self._finite(first).any():
             raise layer.refuse("none of what it gives on a small graph is a finite number")
-        run_once, kept = Before(self.module), unused.spoil()
+        run_once, kept = ModuleState(self.module), unused.spoil()
         again = self._whole(self._masked(self.near))
         if kept and not _same(again, first):
             raise layer.refuse(f"it uses its attribute {kept[0]} of another run, and is run once for every tile")
@@ -559,8 +559,8 @@ class _Probe:
         least = min(rows) - 1  # the largest index is one less
         widths = {size for part in (*self.module.parameters(), self.x_NC[0]) for size in part.shape}
         expected = self._forward(self.near, self.x_NC)
-        with logarithms_told():
-            for telling, more in product(Telling, (0, 1)):  # one more is even where as many are odd
+        with logarithms_of_reported_sizes():
+            for reporting, more in product(SizeReporting, (0, 1)):  # one more is even where as many are odd
                 ratios = {
                     size: max(1.0, (of_all + more) / tried)
                     for tried, of_all in zip(rows, nodes, strict=True)
@@ -568,7 +568,7 @@ class _Probe:
                 } | dict.fromkeys(widths, 1.0)
                 usual = max(1.0, (edges + more) / self.near.edge_index_2E.shape[1])
                 try:
-                    with SizesTold(least, ratios, usual, telling):
+                    with ReportedSizes(least, ratios, usual, reporting):
                         found = self._forward(self.near, self.x_NC)
                 except Exception:  # of the user's code, which may make tensors of these sizes
                     continue

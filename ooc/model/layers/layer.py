@@ -360,10 +360,12 @@ def layer_of(
 ) -> tuple[Layer, list[Value]]:
     """Return the layer as it is called, for ``parts`` of its result if there are several, and the rows it is given.
     Raises ModelError for an unsupported call."""
-    from ooc.model.lowering.symbolic import strangers  # here, so that what has no such layer does without PyG
+    from ooc.model.lowering.symbolic import (
+        unbound_replacements,
+    )  # here, so that what has no such layer does without PyG
 
     for one in module.modules():
-        for name in strangers(one):  # copies would share what it refers to
+        for name in unbound_replacements(one):  # copies would share what it refers to
             what = f"{name} of {type(one).__name__}, set on the instance,"
             raise ModelError(f"{where}: {what} is not supported; write a subclass with a method of that name")
     try:

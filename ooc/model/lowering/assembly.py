@@ -25,6 +25,7 @@ from ooc.model.lowering.rectified import Rectified, Sigmoidal, Signs
 from ooc.model.lowering.values import (
     Aggregate,
     Dense,
+    Detached,
     Dropout,
     Features,
     Learnt,
@@ -34,7 +35,6 @@ from ooc.model.lowering.values import (
     Rowwise,
     Sum,
     Totals,
-    Unlearnt,
     Value,
 )
 from ooc.plan.workload import EdgeData
@@ -370,10 +370,10 @@ class Assembly:
             return rows[0]
         return self.rowwise(name, lambda *x: torch.cat([one.reshape(len(one), -1) for one in x], dim=1), rows)
 
-    def unlearnt(self, name: str, function: RowFunction, inputs: Sequence[Value], *, whole: bool = False) -> Value:
+    def detached(self, name: str, function: RowFunction, inputs: Sequence[Value], *, whole: bool = False) -> Value:
         """Return a function of rows that no gradient goes back through; ``whole``: it gives whole numbers from 0 on."""
         tail = self.tried(name, function, inputs)
-        found = Unlearnt(self.next_index(), inputs, tail, function)
+        found = Detached(self.next_index(), inputs, tail, function)
         found.whole = whole
         return found
 
@@ -382,7 +382,7 @@ class Assembly:
     ) -> tuple[int, ...]:
         """Return the shape of a row of the function's result. Raises ModelError naming ``name`` if it does not depend
         on that row alone."""
-        whole = [isinstance(value, Unlearnt) and value.whole for value in inputs]
+        whole = [isinstance(value, Detached) and value.whole for value in inputs]
         tail = probe(name, function, [value.tail for value in inputs], self.setting.dtype, whole, sizes=sizes)
         if 0 in tail:
             raise ModelError(f"{name} gives rows of no columns, which is not supported")

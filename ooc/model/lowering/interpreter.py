@@ -77,7 +77,7 @@ from ooc.model.lowering.values import Codes, Dense, Features, Moments, RowCount,
 from ooc.model.lowering.whole import Called, Whole, both_types, side_by_side, with_arguments
 from ooc.plan.workload import EdgeData
 
-_OF_ANY_SHAPE = (*LINEAR, *ROWWISE_MODULES)
+_ANY_SHAPE_MODULES = (*LINEAR, *ROWWISE_MODULES)
 _ACTIVATIONS: dict[Any, Activation] = {nn.ReLU: Activation.RELU, nn.LeakyReLU: Activation.LEAKY_RELU}
 _ACTIVATIONS |= {getattr(nn, name): Activation[name.upper()] for name in ["ELU", "Sigmoid", "Tanh", "SiLU", "Softplus"]}
 _ACTIVATIONS |= {name: Activation[name.upper()] for name in ("relu", "sigmoid", "tanh")}
@@ -87,13 +87,15 @@ _ACTIVATIONS |= {
     if hasattr(owner, one.name.lower())
 }
 """Activations by module, name of a method, or function."""
-_OF_DRAWING = "rand_like randint_like bernoulli poisson normal multinomial gumbel_softmax rrelu alpha_dropout dropout1d"
-_DRAWING = frozenset(_OF_DRAWING.split())
-_WITHOUT_LOOPS = (AGNNConv, FeaStConv, GATConv, GATv2Conv, SuperGATConv)
+_RANDOM_NAMES = (
+    "rand_like randint_like bernoulli poisson normal multinomial gumbel_softmax rrelu alpha_dropout dropout1d"
+)
+_RANDOM_FUNCTIONS = frozenset(_RANDOM_NAMES.split())
+_REMOVES_LOOPS = (AGNNConv, FeaStConv, GATConv, GATv2Conv, SuperGATConv)
 """Layers that remove self-loops before they add theirs."""
-_MATRICES = "sparse_coo_tensor", "sparse_csr_tensor", "to_torch_coo_tensor", "to_torch_csr_tensor", "to_dense_adj"
+_MATRIX_MAKERS = "sparse_coo_tensor", "sparse_csr_tensor", "to_torch_coo_tensor", "to_torch_csr_tensor", "to_dense_adj"
 _PRODUCTS = "matmul", "mm", "spmm", "_sparse_mm", "sparse_mm"
-_DRAWS = (
+_RANDOM_REFUSAL = (
     "it draws random numbers; F.dropout does, of torch.ones_like(x) for a mask, of torch.ones(x.size(0), 1) for whole "
     "rows, and torch.randn_like of rows"
 )
@@ -159,11 +161,11 @@ class Parts(Computed):
     """Several results of one function of rows, or truth values, which are not kept by themselves."""
 
 
-_FIRST = "condition", "input", "tensors", "size"
+_FIRST_ARGUMENT_NAMES = "condition", "input", "tensors", "size"
 """The names of torch's first arguments."""
 _MADE_LIKE = "new_zeros", "new_ones", "new_full"
 _ROWS = Value, RowCount
-_OF_ROWS = (Value, Stacked, Codes, OneBatch, OneGraph, Parts, RowCount)
+_ROW_RESULTS = (Value, Stacked, Codes, OneBatch, OneGraph, Parts, RowCount)
 
 
 def reason_of(error: Exception) -> str:
@@ -202,7 +204,7 @@ class Interpreter:
         self.known: dict[fx.Node, Any] = {}
         self._tails: Mapping[fx.Node, Sequence[int]] = {}
         self._drawing: Collection[fx.Node] = ()
-        self._steps_of_free: dict[fx.Node, OfEdges] = {}
+        self._free_calls: dict[fx.Node, OfEdges] = {}
         self._memory: dict[fx.Node, frozenset[fx.Node]] = {}
         """The nodes whose results may share memory with a node's own."""
         self._made_of_edges: Counter[OfEdges] = Counter()
@@ -227,13 +229,13 @@ class Interpreter:
                     raise ModelError(
                         f"what forward of {self._name} gives is not one row of numbers a node{_remedy(result)}"
                     )
-                self._tell_of_edges()
+                self._warn_of_recomputed_edges()
                 return result
             self.known[node] = result
-            self._memory[node] = self._memory_of(node)
+            self._memory[node] = self._nodes_sharing_memory(node)
         raise AssertionError("a trace ends with its output")
 
-    def _tell_of_edges(self) -> None:
+    def _warn_of_recomputed_edges(self) -> None:
         """Warn if rows of edges are computed anew from layer to layer, and that is most of the work."""
         once, calls = len(self._made_of_edges), self._made_of_edges.total()
         if calls >= 2 * once > 0:
@@ -286,29 +288,29 @@ class Interpreter:
         assembly = self._assembly
         if isinstance(module, MessagePassing):
             if assembly.setting.adj_t:
-                args, kwargs = self._as_of_adjacency(module, where, args, kwargs)
+                args, kwargs = self._take_adjacency_weights(module, where, args, kwargs)
             if any(isinstance(one, (OfEdges, Free)) for one in leaves_of((args, kwargs))):
-                return self._with_edges(node, module, where)
-            as_it_is = partial(self._results, node, module)
+                return self._lower_with_edge_calls(node, module, where)
+            as_it_is = partial(self._lower_without_formula, node, module)
             return lower_convolution(module, where, args, kwargs, assembly, trace=self.apply_module, as_it_is=as_it_is)
         if any("forward" in replaced_functions(part) for part in module.modules()):
             raise ModelError(f"{where}: another forward than its class's, set on the instance, is not supported")
         if any(isinstance(a, (Graph, EdgeInput, EdgeKinds, OfEdges)) for a in (*args, *kwargs.values())):
-            return self._look_at_edges(node, module, where, args, kwargs)
+            return self._lower_edge_module(node, module, where, args, kwargs)
         if any(isinstance(a, Codes) for a in (*args, *kwargs.values())):
-            return self._by_codes(module, where, args, kwargs)
+            return self._lower_lookup(module, where, args, kwargs)
         in_place = bool(getattr(module, "inplace", False))
         self._check_in_place(node, where, in_place)
         if args and isinstance(args[0], Free) and isinstance(module, nn.Dropout):
             return self._dropout(args[0], float(module.p)) if module.training and module.p else args[0]
-        if args and isinstance(args[0], Free) and kind in _OF_ANY_SHAPE and not is_parametrized(module):
+        if args and isinstance(args[0], Free) and kind in _ANY_SHAPE_MODULES and not is_parametrized(module):
             return self._apply(where, module, False, args, kwargs)
         if not args and "input" in kwargs:  # as torch's modules call it
             args = [kwargs.pop("input")]
         if not isinstance(module, GLOBAL_ATTENTIONS):
-            args, kwargs = map_aggregate((args, kwargs), self._above_one_another)
+            args, kwargs = map_aggregate((args, kwargs), self._stack_batch)
         is_stacked = any(isinstance(one, Stacked) for one in leaves_of((args, kwargs)))
-        if kind in OF_SEVERAL or kind in (JumpingKnowledge, MessageNorm) or (is_stacked and kind in _OF_ANY_SHAPE):
+        if kind in OF_SEVERAL or kind in (JumpingKnowledge, MessageNorm) or (is_stacked and kind in _ANY_SHAPE_MODULES):
             if module.training and (dropout := _dropout_inside(module)):
                 raise ModelError(f"{where}: dropout={dropout} inside is not supported; set it to 0")
             return self._apply(where, module, False, args, kwargs)
@@ -338,12 +340,12 @@ class Interpreter:
             of_floats = "; x is floating-point numbers here, so look categories up by x.long()"
             more = of_floats if isinstance(module, nn.Embedding) else ""
             raise ModelError(f"{where} is not supported: it is not known to work row by row{more}")
-        if (activated := self._activated(module, [source], {})) is not None:
+        if (activated := self._lower_activation(module, [source], {})) is not None:
             return activated
         parameters = tuple(module.parameters())
         return assembly.rowwise(where, lambda x: module(x.clone() if in_place else x), [source], parameters)
 
-    def _look_at_edges(
+    def _lower_edge_module(
         self, node: fx.Node, module: nn.Module, where: str, args: list[Any], kwargs: dict[str, Any]
     ) -> Any:
         """Lower a module that takes edges but is no graph convolution; it runs as it is."""
@@ -358,11 +360,13 @@ class Interpreter:
             )
         is_of_rows = any(isinstance(one, (Value, Codes)) for one in (*args, *kwargs.values()))
         if not is_of_rows or any(isinstance(one, OfEdges) for one in leaves_of((args, kwargs))):
-            return self._of_edges(node, where)
+            return self._lower_edge_call(node, where)
         args, kwargs = map_aggregate((args, kwargs), lambda one: None if isinstance(one, OneGraph) else one)
-        return self._results(node, module, where, args, kwargs)
+        return self._lower_without_formula(node, module, where, args, kwargs)
 
-    def _results(self, node: fx.Node, module: nn.Module, where: str, args: Sequence[Any], kwargs: Known) -> Any:
+    def _lower_without_formula(
+        self, node: fx.Node, module: nn.Module, where: str, args: Sequence[Any], kwargs: Known
+    ) -> Any:
         """Lower a convolution without a formula, or another module that takes edges. If it returns several results,
         return those asked for, by number or name; they are computed side by side, with one dropout."""
         lower = partial(self._assembly.lower_as_it_is, module, self._assembly, where, args, kwargs)
@@ -375,7 +379,7 @@ class Interpreter:
         found = dict[Any, Any]()
         if len(tails) < len(keys):  # others are rows of edges
             self._check_drawing(node, where)
-            made = self._put_by(node, where)
+            made = self._defer_call(node, where)
             found = {key: made.part(key) for key in keys if key not in tails}
         if not tails:
             return found
@@ -388,7 +392,7 @@ class Interpreter:
             found[key] = self._assembly.rowwise(f"result {key!r}", of_key, [together])
         return found
 
-    def _of_edges(self, node: fx.Node, where: str) -> Any:
+    def _lower_edge_call(self, node: fx.Node, where: str) -> Any:
         """Lower a call of the model itself on edges: rows of nodes, or a call deferred until rows of nodes are made of
         it."""
         if self._assembly.setting.types is not None:
@@ -397,18 +401,18 @@ class Interpreter:
                 "types; a layer may be given those of one type"
             )
         self._check_drawing(node, where)
-        made = self._put_by(node, where)
+        made = self._defer_call(node, where)
         of_rows = any(isinstance(one, _ROWS) for one in leaves_of((made.args, made.kwargs))) or made.is_part
-        return self._rows_of_edges(made, self.whole, where) if of_rows and node in self._tails else made
+        return self._lower_rows_of_edges(made, self.whole, where) if of_rows and node in self._tails else made
 
-    def _as_of_adjacency(
+    def _take_adjacency_weights(
         self, conv: MessagePassing, where: str, args: list[Any], kwargs: dict[str, Any]
     ) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments of a convolution if edges came as ``adj_t``, from which PyG takes weights."""
         setting, forward = self._assembly.setting, signature(conv.forward)
         is_known = type(conv).__module__.startswith("torch_geometric.")
         adds = getattr(conv, "add_self_loops", False) and getattr(conv, "normalize", True)
-        adds = adds and type(conv) not in _WITHOUT_LOOPS
+        adds = adds and type(conv) not in _REMOVES_LOOPS
         self._check_loops(where, adds or not is_known)
         if "weights" not in setting.adj_t or EdgeData.WEIGHT not in setting.edge_data:
             return args, kwargs
@@ -428,14 +432,16 @@ class Interpreter:
                 "edge_index adj_t"
             )
 
-    def _put_by(self, node: fx.Node, where: str) -> OfEdges:
+    def _defer_call(self, node: fx.Node, where: str) -> OfEdges:
         """Return a deferred call on edges, to be computed when rows of nodes are made of it."""
         self._check_loops(where)
         module = self._modules.get(str(node.target)) if node.op == "call_module" else None
         self._check_in_place(node, where, writes_in_place(node) or bool(getattr(module, "inplace", False)))
         name = str(node.target).removesuffix("_")  # of the method that does not write into rows
         is_method = node.op == "call_method" and callable(getattr(Tensor, name, None))
-        return OfEdges(len(self.known), node.op, name if is_method else node.target, *self._with_free(node, where))
+        return OfEdges(
+            len(self.known), node.op, name if is_method else node.target, *self._deferred_arguments(node, where)
+        )
 
     def _check_drawing(self, node: fx.Node, where: str) -> None:
         """Refuse dropout in a deferred call, which is computed anew for everything that is made of it."""
@@ -445,16 +451,16 @@ class Interpreter:
         if node in self._drawing or is_unknown:
             raise ModelError(f"{where}: dropout of what edges carry is not supported outside of a convolution")
 
-    def _with_edges(self, node: fx.Node, conv: MessagePassing, where: str) -> Any:
+    def _lower_with_edge_calls(self, node: fx.Node, conv: MessagePassing, where: str) -> Any:
         """Lower a convolution that is given deferred results of edges, or whose results are asked for by number or
         name; all of it runs as it is."""
-        last, (args, kwargs) = self._put_by(node, where), self._arguments(node)
+        last, (args, kwargs) = self._defer_call(node, where), self._arguments(node)
         users = [user for user in node.users if user.target is operator.getitem and user.users]
         asked: dict[Any, fx.Node] = {user.args[1]: user for user in users}
         if asked and all(type(key) in (int, str) for key in asked):
             self._check_drawing(node, where)
             return {
-                key: self._rows_of_edges(last.part(key), conv, where) if user in self._tails else last.part(key)
+                key: self._lower_rows_of_edges(last.part(key), conv, where) if user in self._tails else last.part(key)
                 for key, user in asked.items()
             }
         given, why = signature(conv.forward).bind(*args, **kwargs).arguments, ""
@@ -462,19 +468,21 @@ class Interpreter:
         if any(isinstance(given[name], OfEdges) for name in of_edges) and not getattr(conv, "cached", False):
             try:
                 with self._assembly.attempt():
-                    return self._opened(conv, where, of_edges, given)
+                    return self._open_convolution(conv, where, of_edges, given)
             except Exception as error:  # of the user's code, which may raise anything where stand-ins are given
                 if isinstance(error, OocError) and not isinstance(error, ModelError):
                     raise
                 why = message_of(error).removeprefix("propagate: ")
         try:
-            return self._rows_of_edges(last, conv, where)
+            return self._lower_rows_of_edges(last, conv, where)
         except ModelError as error:
             more = "; it runs as it is, since what it is given of edges is not what the store has but computed of that"
             is_computed = any(isinstance(one, OfEdges) for one in leaves_of(given))
             raise ModelError(f"{where}: {why}" if why else f"{error}{more * is_computed}") from error
 
-    def _opened(self, conv: MessagePassing, where: str, of_edges: Sequence[str], given: Mapping[str, Any]) -> Value:
+    def _open_convolution(
+        self, conv: MessagePassing, where: str, of_edges: Sequence[str], given: Mapping[str, Any]
+    ) -> Value:
         """Lower a convolution by its own calls, if the model computes its edges or weights, under these names. As
         ``gcn_norm`` does, these calls may use degrees of sources, which the graph around a row does not tell."""
         setting, rows = self._assembly.setting, [name for name, one in given.items() if isinstance(one, Value)]
@@ -493,7 +501,7 @@ class Interpreter:
         inner.known.update(self.known)  # what is called later has higher numbers
         return inner.run(calls, [given[name] for name in names])
 
-    def _rows_of_edges(self, last: OfEdges, owner: nn.Module, where: str) -> Value:
+    def _lower_rows_of_edges(self, last: OfEdges, owner: nn.Module, where: str) -> Value:
         """Return the rows of nodes that ``last`` gives; it runs as it is with everything it depends on. ``owner``: the
         convolution, or the model, that makes the call."""
         steps = last.with_all_before()
@@ -520,7 +528,7 @@ class Interpreter:
             own[one] = OfEdges(one.number, one.kind, target, args, kwargs)
         return lower_propagation(traced[key], where, own[last], {"": rows}, ("", ""), self._assembly)
 
-    def _with_free(self, node: fx.Node, where: str) -> Any:
+    def _deferred_arguments(self, node: fx.Node, where: str) -> Any:
         """Return the arguments of a call. Those that depend on parameters alone become calls themselves, made from the
         parameters of a thread's copy."""
         numbers = {one: number for number, one in enumerate(self.known)}
@@ -529,14 +537,14 @@ class Interpreter:
             found = self.known[one]
             if not isinstance(found, Free) or found.has_sums(where):
                 return found
-            if one not in self._steps_of_free:
+            if one not in self._free_calls:
                 args, kwargs = fx.map_arg((one.args, one.kwargs), given)
-                self._steps_of_free[one] = OfEdges(numbers[one], one.op, one.target, args, kwargs)
-            return self._steps_of_free[one]
+                self._free_calls[one] = OfEdges(numbers[one], one.op, one.target, args, kwargs)
+            return self._free_calls[one]
 
         return fx.map_arg((node.args, dict(node.kwargs)), given)
 
-    def _by_codes(self, module: nn.Module, where: str, args: list[Any], kwargs: dict[str, Any]) -> Value:
+    def _lower_lookup(self, module: nn.Module, where: str, args: list[Any], kwargs: dict[str, Any]) -> Value:
         """Lower a module that looks something up by whole numbers of rows."""
         given, parameters = [*args, *kwargs.values()], tuple(module.parameters())
         codes = given[-1]
@@ -569,7 +577,7 @@ class Interpreter:
         target = IN_PLACE.get(node.target, node.target)
         name = "item assignment" if target is assigned else getattr(node.target, "__name__", str(node.target))
         args, kwargs = self._arguments(node)
-        if not args and (first := next((one for one in _FIRST if one in kwargs), None)) is not None:
+        if not args and (first := next((one for one in _FIRST_ARGUMENT_NAMES if one in kwargs), None)) is not None:
             args = [kwargs.pop(first)]
         if args and isinstance(args[0], Graph):
             flips = target in ("flip", torch.flip) and leaves_of(kwargs.get("dims", args[1:])) in ([0], [-2])
@@ -591,12 +599,12 @@ class Interpreter:
         if isinstance(args[0] if args else None, Codes) and (is_whole or target == "long"):
             return args[0]
         if target in ("to", "float", "double") and isinstance(args[0], (Value, Graph, EdgeInput, Codes)):
-            return self._converted(name, args[0], [*args[1:], *kwargs.values()])
+            return self._convert(name, args[0], [*args[1:], *kwargs.values()])
         columns = self._assembly.setting.num_edge_features
         if (
             args
             and isinstance(args[0], EdgeInput)
-            and (step := _step_of_edges(args[0], target, args[1:], kwargs, columns))
+            and (step := _edge_data_step(args[0], target, args[1:], kwargs, columns))
         ):
             return replace(args[0], steps=(*args[0].steps, step)) if step[0] else args[0]
         leaves = leaves_of((args, kwargs))
@@ -608,16 +616,16 @@ class Interpreter:
                 if given.arguments["p"] and given.arguments["training"]:
                     raise ModelError(f"{name}: other edges in every epoch are not supported; F.dropout of messages is")
                 if isinstance(args[0], Graph):  # which it gives back, and which of the edges these are
-                    of_edges = self._of_edges(node, name)
+                    of_edges = self._lower_edge_call(node, name)
                     return {0: args[0], 1: of_edges.part(1), 2: of_edges.part(2)}
-            if name in _MATRICES or (name in _PRODUCTS and isinstance(args[0], Graph)):
+            if name in _MATRIX_MAKERS or (name in _PRODUCTS and isinstance(args[0], Graph)):
                 raise ModelError(
                     f"{name} takes the edges for a matrix; its product with rows is SimpleConv(aggr='sum')(x, "
                     "edge_index, edge_weight), whose weights are the matrix's numbers"
                 )
             if target is assigned:
                 raise ModelError(f"{name} is given the edges; scatter and index_add say what becomes of several")
-            return self._of_edges(node, name)
+            return self._lower_edge_call(node, name)
         in_place = (target is not node.target and not is_whole) or target is assigned or bool(kwargs.get("inplace"))
         self._check_in_place(node, name, in_place)
         if target is assigned:
@@ -628,7 +636,7 @@ class Interpreter:
             if args and isinstance(args[0], Stacked):
                 return replace(args[0], rows=self._dropout(args[0].rows, *args[1:], **kwargs))
             return self._dropout(*args, **kwargs)
-        if (stacked := self._stacked(target, args, kwargs)) is not None:
+        if (stacked := self._stacked_matrices(target, args, kwargs)) is not None:
             return Stacked(self._apply("stack", torch.stack, False, [stacked], {"dim": 1}))
         if target is torch.randn_like and isinstance(args[0], Value):
             if not self._assembly.setting.training:
@@ -638,13 +646,13 @@ class Interpreter:
             weight, bias = (lambda input, weight, bias=None: map(parameter_of, (weight, bias)))(*args, **kwargs)
             if isinstance(weight, nn.Parameter):
                 return self._linear(args[0], weight, bias, name)
-        activated = self._activated(target, args, kwargs)
+        activated = self._lower_activation(target, args, kwargs)
         if activated is not None:
             return activated
         if target is join_relations:
-            return self._joined(*args)
+            return self._combine_edge_types(*args)
         if target is side_by_side:
-            return self._beside(args)
+            return self._concatenate_results(args)
         if target is both_types:
             first, self._assembly.second = args
             return first
@@ -658,7 +666,7 @@ class Interpreter:
         if of_rows and kwargs.get("dim", (args[2:] or [0])[0]) in (0, -1 - len(args[0].tail)):
             raise ModelError(f"{name} looks across rows: how many are in a part says where they lie")
         if target in WHOLE and isinstance(args[0], Value):
-            return self._codes(name, args[0], partial(_called, target, args[1:], kwargs))
+            return self._make_codes(name, args[0], partial(_call_on_rows, target, args[1:], kwargs))
         before_rows = target in ("unsqueeze", torch.unsqueeze) and args[1:] == [0]
         whole = target is operator.getitem and args[1] in (None, (None, slice(None)), (None, ...))
         if (before_rows or whole) and isinstance(args[0], Value):
@@ -671,8 +679,8 @@ class Interpreter:
         if of_any and self._assembly.num_rows(rows) > 1:  # which a tile may not have
             kwargs = {"dim": tuple(at for at, size in enumerate(args[0].tail, start=1) if size == 1)}
         if (squeezes or target is operator.getitem) and isinstance(args[0], Codes):
-            part = partial(_called, target, args[1:], kwargs)
-            return self._codes(name, rows, lambda given: part(args[0].of(given)))
+            part = partial(_call_on_rows, target, args[1:], kwargs)
+            return self._make_codes(name, rows, lambda given: part(args[0].of(given)))
         of_whole = target in (torch.zeros, "new_zeros") and kwargs.get("dtype") is torch.long
         if of_whole and [*map(type, leaves_of(args[-1:]))] == [RowCount]:  # a number a row
             return OneGraph()
@@ -683,7 +691,7 @@ class Interpreter:
         if target in ("to", "float", "double") and isinstance(args[0], (Free, Parts)):
             wanted = [one for one in args if one != torch.device("cpu")]
             return self._apply(name, target, True, wanted, kwargs) if len(wanted) > 1 or target != "to" else args[0]
-        args, kwargs = map_aggregate((args, kwargs), self._above_one_another)
+        args, kwargs = map_aggregate((args, kwargs), self._stack_batch)
         special = self._shape(target, args) if len(args) >= 1 else None
         if special is not None:
             return special
@@ -691,22 +699,22 @@ class Interpreter:
         if target not in known:
             values = [a for a in leaves_of((args, kwargs)) if isinstance(a, (Value, Parts))]
             if values or (node.op == "call_method" and (not isinstance(args[0], Free) or writes_in_place(node))):
-                why = _DRAWS if name.rstrip("_") in _DRAWING else "it is not known to work row by row"
+                why = _RANDOM_REFUSAL if name.rstrip("_") in _RANDOM_FUNCTIONS else "it is not known to work row by row"
                 raise ModelError(f"{name} is not supported: {why}")
         found = self._apply(name, target, node.op == "call_method", args, kwargs)
         if target not in known and isinstance(found, Free):
-            self._check_drawn(found)
+            self._check_not_random(found)
         return found
 
-    def _check_drawn(self, found: Free) -> None:
+    def _check_not_random(self, found: Free) -> None:
         """Refuse random numbers, which would be different at each use."""
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             before = torch.get_rng_state()
             found.of(self._samples(found.moments))
             if not torch.equal(before, torch.get_rng_state()):
-                raise ModelError(f"{found.name} is not supported: {_DRAWS}")
+                raise ModelError(f"{found.name} is not supported: {_RANDOM_REFUSAL}")
 
-    def _converted(self, name: str, one: Any, wanted: Sequence[Any]) -> Any:
+    def _convert(self, name: str, one: Any, wanted: Sequence[Any]) -> Any:
         """Return rows, edges and their data unchanged if they have the type already; or whole numbers as floating-point
         ones of the model's type, which holds them exactly."""
         dtype = self._assembly.setting.dtype
@@ -714,23 +722,23 @@ class Interpreter:
             kinds = [kind for kind in wanted if isinstance(kind, torch.dtype)]
             if name == "to" and not any(kind.is_floating_point for kind in kinds):
                 return one
-            return self._assembly.unlearnt(name, lambda rows: one.of(rows).to(rows.dtype), [one.rows])
+            return self._assembly.detached(name, lambda rows: one.of(rows).to(rows.dtype), [one.rows])
         wanted = [*wanted, {"float": torch.float32, "double": torch.float64}.get(name, dtype)]
         if any(asked not in (dtype, torch.device("cpu"), "cpu") for asked in wanted if not isinstance(asked, bool)):
             raise ModelError(f"{name}: another type than the model's, {dtype}, is not supported")
         return one
 
-    def _above_one_another(self, leaf: Any) -> Any:
+    def _stack_batch(self, leaf: Any) -> Any:
         """Return a batch of one as stacked matrices."""
         if not isinstance(leaf, OneBatch):
             return leaf
         return Stacked(self._assembly.rowwise("unsqueeze", lambda rows: rows[:, None], [leaf.rows]))
 
-    def _over_rows(self, target: Any, of: Parts, args: list[Any], kwargs: dict[str, Any]) -> Free | None:
+    def _reduce_over_rows(self, target: Any, of: Parts, args: list[Any], kwargs: dict[str, Any]) -> Free | None:
         """Return a sum, mean, norm or deviation over all rows, or a product that is such a sum; None for anything
         else."""
         try:
-            tried, more = (self._tried(of, count) for count in (2, 3))
+            tried, more = (self._try_on_rows(of, count) for count in (2, 3))
         except Exception:  # which is told where it is tried as a function of rows
             return None
         if not isinstance(tried, Tensor) or not isinstance(more, Tensor) or tried.shape != more.shape:
@@ -752,7 +760,13 @@ class Interpreter:
         def found(known: Known) -> Tensor:
             (numbers,) = known[moments]
             numbers = numbers.view(shape)
-            return numbers / count if of.name == "mean" else numbers if power == 1 else _root(numbers, power)
+            return (
+                numbers / count
+                if of.name == "mean"
+                else numbers
+                if power == 1
+                else _differentiable_root(numbers, power)
+            )
 
         moments = self._assembly.total(of.name, of.inputs, total)
         return Free(name=of.name, evaluate=found, moments=(moments,))
@@ -773,11 +787,11 @@ class Interpreter:
             mean, variance = known[moments]
             variance = (variance + (mean - mean.mean()) ** 2).mean() if dims == [None] else variance
             variance = variance.view(shape) * (count / (count - less))
-            return variance if name == "var" else _root(variance, 2)
+            return variance if name == "var" else _differentiable_root(variance, 2)
 
         return Free(name=name, evaluate=found, moments=(moments,))
 
-    def _codes(self, name: str, source: Value, function: Callable[[Tensor], Tensor]) -> Codes:
+    def _make_codes(self, name: str, source: Value, function: Callable[[Tensor], Tensor]) -> Codes:
         """Return whole numbers that a function makes of features, as they are in the store."""
         if not _is_of_features(source):
             raise ModelError(f"{name}: whole numbers are taken of the store's features, as they are, alone")
@@ -786,9 +800,9 @@ class Interpreter:
             return function(rows).to(rows.dtype).reshape(len(rows), -1)
 
         tail = function(torch.zeros(1, *source.tail)).shape[1:]
-        return Codes(self._assembly.unlearnt(name, side_by_side, [source], whole=True), tuple(tail))
+        return Codes(self._assembly.detached(name, side_by_side, [source], whole=True), tuple(tail))
 
-    def _joined(self, found: Sequence[Value], aggr: str) -> Value:
+    def _combine_edge_types(self, found: Sequence[Value], aggr: str) -> Value:
         """Return what rows get over several edge types, combined by ``aggr``."""
         if aggr in ("sum", "mean") and len(set(found)) == len(found) and all(len(one.tail) == 1 for one in found):
             factor = 1.0 if aggr == "sum" else 1.0 / len(found)
@@ -799,7 +813,7 @@ class Interpreter:
 
         return self._assembly.rowwise(f"HeteroConv's {aggr}", joined, found)
 
-    def _beside(self, results: Sequence[Any]) -> Value:
+    def _concatenate_results(self, results: Sequence[Any]) -> Value:
         """Return a model's results side by side, and record how many columns each has."""
         for number, result in enumerate(results):
             if not isinstance(result, Value) or len(result.tail) != 1:
@@ -823,12 +837,14 @@ class Interpreter:
     def _check_assigned(self, source: Any, key: Any, value: Any) -> None:
         """Check ``source[key] = value``: allowed for columns of all rows, for entries chosen by truth values, and for
         anything without rows."""
-        if isinstance(source, Free) and not any(isinstance(leaf, _OF_ROWS) for leaf in leaves_of((key, value))):
+        if isinstance(source, Free) and not any(isinstance(leaf, _ROW_RESULTS) for leaf in leaves_of((key, value))):
             return
         first, *others = [*key] if isinstance(key, (tuple, list)) else [key]
         self._check_all_rows("item assignment", source, key)
-        chosen = isinstance(first, (Value, Parts)) and not others and not isinstance(value, _OF_ROWS)
-        of_all = (isinstance(first, slice) or first is Ellipsis) and not any(isinstance(a, _OF_ROWS) for a in others)
+        chosen = isinstance(first, (Value, Parts)) and not others and not isinstance(value, _ROW_RESULTS)
+        of_all = (isinstance(first, slice) or first is Ellipsis) and not any(
+            isinstance(a, _ROW_RESULTS) for a in others
+        )
         if not isinstance(source, Value) or len(others) > len(source.tail) or not (chosen or of_all):
             raise ModelError(
                 "item assignment is not supported but of numbers to columns of all rows, x[:, 0] = …, or where "
@@ -848,7 +864,7 @@ class Interpreter:
             raise ModelError("dropout in evaluation is not supported; give F.dropout(…, training=self.training)")
         return self._assembly.dropout(input, float(p)) if drops else input
 
-    def _activated(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Value | None:
+    def _lower_activation(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Value | None:
         """Return an activation whose gradient needs only its result, or the signs of its input; None for any other."""
         known = activation_of(target, args, kwargs) if args and isinstance(args[0], Value) else None
         match known:
@@ -892,7 +908,7 @@ class Interpreter:
         """Apply a known function to rows, parameters or plain numbers: a sum, or another function of rows."""
         if name in _MADE_LIKE and isinstance(args[0], Value):
             asked = leaves_of((args[1:], kwargs))
-            if not any(isinstance(one, (*_OF_ROWS, Computed)) for one in asked):  # of rows the type alone counts
+            if not any(isinstance(one, (*_ROW_RESULTS, Computed)) for one in asked):  # of rows the type alone counts
                 args = [torch.empty(0, dtype=self._assembly.setting.dtype), *args[1:]]
         leaves = leaves_of((args, kwargs))
         rows = [leaf.rows if isinstance(leaf, (Codes, Stacked)) else leaf for leaf in leaves]
@@ -908,7 +924,7 @@ class Interpreter:
         elif counted and not values:
             if target not in MAKE_ROWS:
                 if str(name).startswith("rand"):
-                    raise ModelError(f"{name} is not supported: {_DRAWS}")
+                    raise ModelError(f"{name} is not supported: {_RANDOM_REFUSAL}")
                 raise ModelError(f"{name} computes with the number of rows, which is not supported")
             values = (counted[0],)
         parameters = [parameter for leaf in computed for parameter in leaf.parameters]
@@ -942,7 +958,7 @@ class Interpreter:
         summed = self._sum(target, args, kwargs)
         if summed is not None:
             return summed
-        if name in MAY_BE_SUMS and (total := self._over_rows(target, found, args, kwargs)) is not None:
+        if name in MAY_BE_SUMS and (total := self._reduce_over_rows(target, found, args, kwargs)) is not None:
             return total
         heavy = target in HEAVY_FUNCTIONS or (of_module and any(p.dim() > 1 for p in target.parameters()))
         of_other_shapes = of_module or name in OF_OTHER_SHAPES or target in MAKE_ROWS
@@ -959,12 +975,12 @@ class Interpreter:
         return {one: one.statistics.sample(self._assembly.setting.dtype) for one in moments}
 
     @torch.no_grad()
-    def _tried(self, of: Parts, rows: int) -> Any:
+    def _try_on_rows(self, of: Parts, rows: int) -> Any:
         """Return the result for this many rows of zeros."""
         dtype = self._assembly.setting.dtype
         return of.of({one: torch.zeros(rows, *one.tail, dtype=dtype) for one in of.inputs} | self._samples(of.moments))
 
-    def _stacked(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Value] | None:
+    def _stacked_matrices(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Value] | None:
         """Return the matrices that a call stacks, or None."""
         parts = args[0] if args and isinstance(args[0], (list, tuple)) else []
         if kwargs.get("dim", (args[1:] or [0])[0]) != 0 or len(parts) < 1:
@@ -978,7 +994,7 @@ class Interpreter:
     def _rows_or_parts(self, of: Parts, *, heavy: bool = False) -> Value | Stacked | Parts:
         """Return the result of a function of rows if that is a matrix of numbers, or several stacked; otherwise its
         parts."""
-        tried, more = (self._tried(of, count) for count in (2, 3))
+        tried, more = (self._try_on_rows(of, count) for count in (2, 3))
         at = 0
         if isinstance(tried, Tensor):
             at = next((at for at, pair in enumerate(zip(tried.shape, more.shape, strict=True)) if len({*pair}) > 1), 0)
@@ -1042,7 +1058,7 @@ class Interpreter:
             how = "let it be into a clone" if name == "item assignment" else "use it without in-place"
             raise ModelError(f"{name} writes into a matrix that is used again; {how}")
 
-    def _memory_of(self, node: fx.Node) -> frozenset[fx.Node]:
+    def _nodes_sharing_memory(self, node: fx.Node) -> frozenset[fx.Node]:
         """Return the nodes whose memory the result of ``node`` may share; itself if it is new."""
         module = self._modules.get(str(node.target)) if node.op == "call_module" else None
         written = writes_in_place(node) or getattr(module, "inplace", False)
@@ -1053,13 +1069,13 @@ class Interpreter:
         return frozenset(other for one in inputs for other in self._memory[one])
 
 
-def _root(numbers: Tensor, power: float) -> Tensor:
+def _differentiable_root(numbers: Tensor, power: float) -> Tensor:
     """Return the root, with a gradient of 0 at 0, as torch's norms and deviations have it."""
     is_zero = numbers == 0
     return torch.where(is_zero, numbers, torch.where(is_zero, 1.0, numbers) ** (1 / power))
 
 
-def _called(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], rows: Tensor) -> Any:
+def _call_on_rows(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], rows: Tensor) -> Any:
     """Return a method, by its name, or a function, called on ``rows``."""
     return getattr(rows, target)(*args, **kwargs) if isinstance(target, str) else target(rows, *args, **kwargs)
 
@@ -1076,7 +1092,7 @@ def _is_of_features(value: Value) -> bool:
     return isinstance(value, Features) or (of_others and all(map(_is_of_features, value.inputs)))
 
 
-def _step_of_edges(
+def _edge_data_step(
     of: EdgeInput, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], columns: int
 ) -> tuple[str, tuple[Any, ...]] | None:
     """Return a step that selects from edge data: some of the ``columns``, the only column as a vector, conversion to

@@ -151,7 +151,7 @@ def lower_hetero_batch_norm(norm: Any, where: str, source: Value, codes: Codes, 
             inputs,
             parameters,
         )
-    apart = assembly.unlearnt(where, columns_apart, inputs)
+    apart = assembly.detached(where, columns_apart, inputs)
     moments = assembly.moments(apart, update if norm.track_running_stats else None)
     assembly.observed += [moments] if norm.track_running_stats else []
 

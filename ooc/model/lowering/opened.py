@@ -68,14 +68,14 @@ def lower_as_it_is(
     key = conv, "opened", conv.training, str(asked)
     if key not in traced:
         ways, why = list[Opened | None](), list[str]()
-        ways += _ways(layer, assembly.setting, why, [gcn_norm] if takes_rows_alone(conv) else [])
+        ways += _list_ways(layer, assembly.setting, why, [gcn_norm] if takes_rows_alone(conv) else [])
         traced[key] = ways, why
     ways, why = traced[key]
 
     def by(opened: Opened | None) -> Value:
         if opened is None:
             return lower_opaque(conv, where, args, kwargs, assembly, parts=parts)
-        return _OfConvolution(opened, layer, assembly).run_on(rows)
+        return _ConvolutionInterpreter(opened, layer, assembly).run_on(rows)
 
     while len(ways) > 1 or ways[0] is not None:
         try:
@@ -87,7 +87,7 @@ def lower_as_it_is(
             if ways[0] is not None and not ways[0].sums:
                 why.append(message_of(error))
             del ways[0]
-            ways += [] if ways else _ways(layer, assembly.setting, why)
+            ways += [] if ways else _list_ways(layer, assembly.setting, why)
     try:
         return by(ways[0])
     except ModelError as error:
@@ -96,19 +96,19 @@ def lower_as_it_is(
         raise
 
 
-def _ways(
+def _list_ways(
     layer: Layer, setting: Setting, why: list[str], whole: Sequence[Callable[..., Any]] = ()
 ) -> list[Opened | None]:
     """Return the ways to run it, the best first: opened, or None for as a whole; ``why`` collects the reasons against
     opening. If it calls one of the ``whole`` functions of edges, the only way is as a sum; other ways are tried if that
     fails."""
     try:
-        opened = _calls_of(layer, setting, whole)
+        opened = _trace_calls(layer, setting, whole)
     except Exception as error:
         if isinstance(error, OocError) and not isinstance(error, ModelError):
             raise
         if whole:
-            return _ways(layer, setting, why)
+            return _list_ways(layer, setting, why)
         why.append(message_of(error))
         return [None]
     if any(node.target in whole for node in opened.calls.nodes):
@@ -132,7 +132,7 @@ def _gathered_columns(calls: Calls) -> int:
     return total
 
 
-def _calls_of(layer: Layer, setting: Setting, whole: Sequence[Callable[..., Any]]) -> Opened:
+def _trace_calls(layer: Layer, setting: Setting, whole: Sequence[Callable[..., Any]]) -> Opened:
     """Return the layer, a convolution, with the calls of its forward, in which the ``whole`` functions of edges are
     single calls."""
     _, edge_index, weight, features = small_inputs(1, setting.features_of_edges(layer.relation), dtype=setting.dtype)
@@ -150,7 +150,7 @@ def _calls_of(layer: Layer, setting: Setting, whole: Sequence[Callable[..., Any]
     return Opened(*calls_of(setting, key, layer.where, lambda: (opened, tried), **options))
 
 
-def _adds_up(step: OfEdges) -> bool:
+def _scatters_rows(step: OfEdges) -> bool:
     """Whether it makes rows of edges, being told how many, or given as many to add to."""
     if step.target in (*ADD_UP, *COUNTS):
         return any(isinstance(one, RowCount) for one in (*step.args[1:], *step.kwargs.values()))
@@ -159,7 +159,7 @@ def _adds_up(step: OfEdges) -> bool:
     return any(isinstance(one, Value if made == [to] else RowCount) for one in made)
 
 
-class _OfConvolution(Interpreter):
+class _ConvolutionInterpreter(Interpreter):
     """Runs a convolution's calls. Calls that look at edges are deferred until all of them are computed together."""
 
     def __init__(self, opened: Opened, layer: Layer, assembly: Assembly) -> None:
@@ -167,8 +167,8 @@ class _OfConvolution(Interpreter):
         self._calls, self._sums = opened.calls, opened.sums
         self._conv = layer.module
         self._layer, self._where = layer, layer.where
-        self._draws: set[OfEdges] = set()
-        self._drawn: set[OfEdges] = set()
+        self._random_calls: set[OfEdges] = set()
+        self._used_random_calls: set[OfEdges] = set()
         """Calls that draw random numbers, and those of them that some sum already uses."""
 
     def run_on(self, rows: Sequence[Value]) -> Value:
@@ -194,15 +194,15 @@ class _OfConvolution(Interpreter):
             with suppress(ModelError):  # columns of these, or whole numbers, which it may be tried on
                 if isinstance(part := super()._result(node), EdgeInput):
                     return part
-        step = self._put_by(node, self._where)
-        self._draws.update([step] if node in self._drawing else [])
-        adds_up = node in self._tails and any(map(_adds_up, step.with_all_before()))
+        step = self._defer_call(node, self._where)
+        self._random_calls.update([step] if node in self._drawing else [])
+        adds_up = node in self._tails and any(map(_scatters_rows, step.with_all_before()))
         if step.target != "propagate" and not adds_up:
             return step
-        drawn = self._draws.intersection(step.with_all_before())
-        if drawn & self._drawn:
+        drawn = self._random_calls.intersection(step.with_all_before())
+        if drawn & self._used_random_calls:
             raise ModelError(f"{self._where} drops edges, or what these carry, once for several sums")
-        self._drawn |= drawn
+        self._used_random_calls |= drawn
         if step.target == "propagate" and takes_rows_alone(self._conv):
             with suppress(ModelError), self._assembly.attempt():
                 return lower_sum(self._conv, self._where, step, self._assembly)

@@ -58,16 +58,16 @@ OF_BOTH_ENDS = ("propagate", "edge_updater")
 _CONSTANT = "_tensor_constant"
 """The prefix of torch.fx's names for tensors that a forward makes."""
 _ONCE = ", which would happen once and not in every epoch"
-_MORE = ((0, 0), (1009, 10**6), (10**6, 1010), (10**12, 10**12 + 1))
+_ADDED_SIZES = ((0, 0), (1009, 10**6), (10**6, 1010), (10**12, 10**12 + 1))
 """How many more rows and edges than were tried the graph may have; fewer for a small graph are added."""
 _OPERATOR_NAMES = "eq ne lt le gt ge add sub mul truediv floordiv mod pow and_ or_ not_ is_ is_not getitem"
-_OF_NUMBERS = frozenset(getattr(operator, name) for name in _OPERATOR_NAMES.split())
+_NUMBER_FUNCTIONS = frozenset(getattr(operator, name) for name in _OPERATOR_NAMES.split())
 _SHAPE_NAMES = "size shape numel dim ndim dtype device layout is_cuda is_floating_point requires_grad"
-_OF_SHAPES = frozenset(_SHAPE_NAMES.split())
+_SHAPE_QUERIES = frozenset(_SHAPE_NAMES.split())
 _PLAIN = (bool, int, float, complex, str, Tensor)
 PLACE = "place in the model"
 """The key of a traced node's metadata for its place in the model (``place_in_model``)."""
-_MODEL = "model"
+_MODEL_ATTRIBUTE = "model"
 """The attribute of a traced wrapper module that holds the user's model."""
 _PACKAGE = Path(__file__).parents[2]
 _NOT_THE_MODEL = tuple(
@@ -106,7 +106,12 @@ class Calls:
     def __post_init__(self) -> None:
         module = self.module
         tracer = _Tracer(self)
-        with _as_it_was(module) as before, torch.enable_grad(), self._without_functions(), _nothing_recomputed():
+        with (
+            _restoring(module) as before,
+            torch.enable_grad(),
+            self._refuse_autograd_functions(),
+            _without_checkpointing(),
+        ):
             drawn = _random_states()
             try:
                 self.graph = tracer.trace(module)
@@ -116,7 +121,7 @@ class Calls:
                 raise
             self.nodes = list(self.graph.nodes)
             constants = {name: value for name, value in vars(module).items() if name.startswith(_CONSTANT)}
-            if not _alike(drawn, _random_states()):
+            if not _same_random_states(drawn, _random_states()):
                 raise self._refuse("it draws random numbers other than by dropout, or another thread has drawn some")
             for what in before.changed():
                 raise self._changes(what)
@@ -144,7 +149,7 @@ class Calls:
     def _changes(self, what: str) -> ModelError:
         return self._refuse(f"its forward changes its {what}{_ONCE}")
 
-    def _check_again(self, before: "Before") -> None:
+    def _check_again(self, before: "ModuleState") -> None:
         """Refuse a module that makes other calls the second time. Stand-ins kept from the first time are invalid then,
         unless they are made of the edges alone: these are the same in every epoch, and computed anew in each."""
         again = _Tracer(self).trace(self.module)
@@ -155,7 +160,7 @@ class Calls:
                     raise self._refuse(f"{one.name} is kept from an earlier forward pass")
             before.restore()
             again = _Tracer(self).trace(self.module)
-        if list(map(_kind, again.nodes)) != list(map(_kind, self.nodes)):
+        if list(map(_describe_call, again.nodes)) != list(map(_describe_call, self.nodes)):
             raise self._refuse("it calls other layers, or with other numbers, each time")
 
     def _is_of_edges_alone(self, node: fx.Node) -> bool:
@@ -179,7 +184,7 @@ class Calls:
             if written and written[0].op == "get_attr":
                 raise self._changes(str(written[0].target).removeprefix("model."))
 
-    def _without_functions(self) -> AbstractContextManager[Any]:
+    def _refuse_autograd_functions(self) -> AbstractContextManager[Any]:
         """Refuse autograd.Functions: their backward is not seen, and the calls in their forward would be differentiated
         instead."""
         own, as_before = get_ident(), torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
@@ -228,20 +233,20 @@ class Calls:
             if self.opened is not None:
                 raise
             return
-        calls = _Told(self.module, inputs[0].dtype, graph=self.graph)
+        calls = _TailRecorder(self.module, inputs[0].dtype, graph=self.graph)
         calls.extra_traceback = False
         try:
             found = self._run(calls.run, inputs)
         except Exception as error:
             raise self._refuse(f"what its forward calls cannot be called again: {first_line(error)}") from error
         self.tails, self.drawing = calls.tails, calls.drawing
-        if not _same(found[:1], expected[:1]):
+        if not _results_agree(found[:1], expected[:1]):
             raise self._refuse(
                 "its forward computes something else than it calls, as it does where it asks type(x) or "
                 "hasattr(x, …), where torch.autocast is on (give compute_dtype='bfloat16'), or where += or "
                 "x[:, 0] = … writes into a tensor that has another name, too"
             )
-        if not _same(found, expected):
+        if not _results_agree(found, expected):
             raise self._refuse("its gradients are not those of what its forward calls; it has a backward of its own")
         if self.training:
             gradients = expected[1:] or [None] * (self.rows + len(self._trained))
@@ -260,8 +265,8 @@ class Calls:
         given = [one.clone() for one in inputs]
         wanted = [*(rows.requires_grad_(self.training) for rows in given[: self.rows]), *self._trained]
         looked_up = {str(node.target) for node in self.nodes if node.op == "get_attr"}
-        plain = _uncompiled(), _nothing_recomputed(), uncached(self.opened)
-        with _as_it_was(self.module) as before, ExitStack() as stack, torch.set_grad_enabled(self.training):
+        plain = _without_compile(), _without_checkpointing(), uncached(self.opened)
+        with _restoring(self.module) as before, ExitStack() as stack, torch.set_grad_enabled(self.training):
             for one in plain:
                 stack.enter_context(one)
             for generator in (torch.default_generator, *torch.cuda.default_generators):
@@ -290,7 +295,7 @@ def calls_of(
     return found
 
 
-class _Told(fx.Interpreter):
+class _TailRecorder(fx.Interpreter):
     """Runs calls, and records the ``tails`` of those that give rows and which are ``drawing`` random numbers."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype, graph: fx.Graph) -> None:
@@ -383,7 +388,7 @@ def called(root: Any, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
 
 def writes_in_place(node: fx.Node) -> bool:
     """Whether it is a function or method that writes into its operand: ``relu_``, ``+=``, ``inplace=True``."""
-    if node.op not in ("call_function", "call_method") or node.target in _OF_NUMBERS:
+    if node.op not in ("call_function", "call_method") or node.target in _NUMBER_FUNCTIONS:
         return False
     name = getattr(node.target, "__name__", str(node.target))
     named_so = name.endswith("_") and not name.endswith("__")
@@ -403,7 +408,7 @@ class _StandIn(fx.Proxy):
     def __setitem__(self, key: Any, value: Any) -> None:
         """Assign where truth values select, as in ``inverse[inverse == inf] = 0``."""
         if not isinstance(key, _StandIn):
-            return _assign(self, key, value)
+            return _assign_item(self, key, value)
         is_each = isinstance(value, _StandIn) and self.tracer._sample(value.node).dim()  # type: ignore[attr-defined]
         (self.masked_scatter_ if is_each else self.masked_fill_)(key, value)
 
@@ -429,12 +434,12 @@ def _is_instance_or_stands_in(one: Any, kinds: Any) -> bool:
 def _is_of_sizes(node: fx.Node) -> bool:
     """Whether it is a shape or size, or a number that Python computes from such."""
     if node.op == "call_method":
-        return node.target in _OF_SHAPES
+        return node.target in _SHAPE_QUERIES
     if node.op != "call_function":
         return False
     if node.target is getattr:
-        return node.args[1] in _OF_SHAPES
-    return node.target in _OF_NUMBERS and all(map(_is_of_sizes, node.all_input_nodes))
+        return node.args[1] in _SHAPE_QUERIES
+    return node.target in _NUMBER_FUNCTIONS and all(map(_is_of_sizes, node.all_input_nodes))
 
 
 class _Tracer(fx.Tracer):
@@ -451,8 +456,8 @@ class _Tracer(fx.Tracer):
         super().__init__()
         self._name, self._inputs, self._opened = calls.name, calls.inputs, calls.opened
         self._trained = calls.rows if calls.training else None
-        self._more = {*_MORE, (min(0, calls.fewest[0] - _NODES), min(0, calls.fewest[1] - _EDGES))}
-        self._of_edges = {*_functions_of_edges(), *calls.whole}
+        self._more = {*_ADDED_SIZES, (min(0, calls.fewest[0] - _NODES), min(0, calls.fewest[1] - _EDGES))}
+        self._of_edges = {*_edge_functions(), *calls.whole}
         self.without_gradients: set[fx.Node] = set()
         self._counts = {one.shape[0 if one.is_floating_point() else -1] for one in self._inputs}
         self._edges = {one.shape[1] for one in self._inputs if not one.is_floating_point() and one.dim() == 2}
@@ -515,16 +520,18 @@ class _Tracer(fx.Tracer):
         """Yield the patches for a trace: torch makes tensors with as many rows as a proxy has; what a convolution, or
         the model, computes of edges by its own functions or PyG's is a single call; and convolutions cache nothing."""
         yield mock.patch.object(hetero_conv, "group", _group_in_one_call)
-        yield mock.patch.multiple(fx.Proxy, __setitem__=_assign, __setattr__=_put, create=True, **_NUMBERS)
+        yield mock.patch.multiple(
+            fx.Proxy, __setitem__=_assign_item, __setattr__=_set_attribute, create=True, **_NUMBER_METHODS
+        )
         if self._opened is None:  # for numbers of rows and edges
             yield mock.patch.object(Aggregation, "__call__", lambda self, *a, **k: nn.Module.__call__(self, *a, **k))
         yield plain_forwards()
-        yield _uncompiled()
-        yield mock.patch.object(fx.Proxy, "__len__", _no_length)
+        yield _without_compile()
+        yield mock.patch.object(fx.Proxy, "__len__", _proxy_length)
         for name in ("full", "ones", "zeros"):
             f = getattr(torch, name)
-            yield mock.patch.object(torch, name, partial(self._call, f, "call_function", f))
-        yield mock.patch.object(torch, "tensor", partial(self._constant, torch.tensor))
+            yield mock.patch.object(torch, name, partial(self._record_call, f, "call_function", f))
+        yield mock.patch.object(torch, "tensor", partial(self._make_constant, torch.tensor))
         yield mock.patch.object(torch, "sparse_coo_tensor", partial(matrix_of_edges, torch.sparse_coo_tensor))
         of = root if self._opened is None else self._opened
         kinds = {kind for part in of.modules() for kind in type(part).__mro__}
@@ -533,21 +540,21 @@ class _Tracer(fx.Tracer):
         found = [(one, name, f) for one in modules for name, f in [*vars(one).items()]]
         for owner, name, f in found:
             if isfunction(f) and f in self._of_edges:
-                yield mock.patch.object(owner, name, partial(self._call_of_edges, f))
+                yield mock.patch.object(owner, name, partial(self._record_edge_call, f))
         for name in OF_BOTH_ENDS if isinstance(self._opened, MessagePassing) else ():
-            f = partial(self._call, getattr(self._opened, name).__func__, "call_method", name, self._opened)
+            f = partial(self._record_call, getattr(self._opened, name).__func__, "call_method", name, self._opened)
             yield mock.patch.object(self._opened, name, f)
         yield uncached(self._opened)
         yield mock.patch.object(builtins, "isinstance", _is_instance_or_stands_in)
 
-    def _call_of_edges(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self._opened is None and not self._are_of_edges(args, kwargs):
+    def _record_edge_call(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._opened is None and not self._depend_on_edges(args, kwargs):
             return f(*args, **kwargs)
-        made = self._call(f, "call_function", f, *args, **kwargs)
+        made = self._record_call(f, "call_function", f, *args, **kwargs)
         is_several = isinstance(made, fx.Proxy) and isinstance(self._sample(made.node), (tuple, list))
         return tuple(self.iter(made)) if is_several else made
 
-    def _are_of_edges(self, args: Any, kwargs: Any) -> bool:
+    def _depend_on_edges(self, args: Any, kwargs: Any) -> bool:
         """Whether some of these arguments depend on the edges."""
         waiting = [one.node for one in tree_leaves((args, kwargs)) if isinstance(one, fx.Proxy)]
         seen = set[fx.Node]()
@@ -557,12 +564,12 @@ class _Tracer(fx.Tracer):
                 waiting += one.all_input_nodes
         return any(map(is_of_edges, seen))
 
-    def _call(self, f: Callable[..., Any], kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
+    def _record_call(self, f: Callable[..., Any], kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
         if not any(isinstance(one, fx.Proxy) for one in tree_leaves((args, kwargs))):
             return f(*args, **kwargs)
         return self.create_proxy(kind, target, args, kwargs)
 
-    def _constant(self, make: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:
+    def _make_constant(self, make: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:
         """A tensor of numbers that shapes say."""
 
         def known(one: Any) -> Any:
@@ -578,9 +585,9 @@ class _Tracer(fx.Tracer):
     def only_answer(self, node: fx.Node, kind: Callable[[Any], Any]) -> Any:
         """Return the value of ``node``, made of shapes, as a ``kind``, if it does not depend on the number of rows and
         edges; otherwise raise ModelError."""
-        answers = {kind(self._answer(node, more)) for more in self._more}
+        answers = {kind(self._evaluate_sizes(node, more)) for more in self._more}
         if len(answers) > 1:
-            raise self._by_values()
+            raise self._value_branch_error()
         return answers.pop()
 
     def iter(self, obj: Any) -> Iterator[Any]:
@@ -593,24 +600,24 @@ class _Tracer(fx.Tracer):
             )
         return iter([None if one is None else obj[at] for at, one in enumerate(found)])
 
-    def _answer(self, node: fx.Node, more: tuple[int, int]) -> Any:
+    def _evaluate_sizes(self, node: fx.Node, more: tuple[int, int]) -> Any:
         """Return the answer for this many more rows and edges than were tried. Raises ModelError if sizes are compared
         with a number other than 0 and 1, which may be the graph's own count."""
         name: Any = node.target
         rest: Any = (*node.args[1:], *node.kwargs.values())
         self._asked.add(node)
-        if node.op == "call_function" and name in _OF_NUMBERS:
-            args = fx.node.map_arg(node.args, lambda one: self._answer(one, more))
+        if node.op == "call_function" and name in _NUMBER_FUNCTIONS:
+            args = fx.node.map_arg(node.args, lambda one: self._evaluate_sizes(one, more))
             if name in (operator.eq, operator.ne):
-                tried = fx.node.map_arg(node.args, lambda one: self._answer(one, _MORE[0]))
+                tried = fx.node.map_arg(node.args, lambda one: self._evaluate_sizes(one, _ADDED_SIZES[0]))
                 same = [one for one, other in zip(args, tried, strict=True) if one == other]
                 if len(same) == 1 and same[0] not in (0, 1):
-                    raise self._by_values()
+                    raise self._value_branch_error()
             return node.target(*args)  # type: ignore[operator]
         name, rest = (rest[0], ()) if name is getattr else (name, rest)
         source = node.args[0] if node.args else None
-        if name not in _OF_SHAPES or not isinstance(source, fx.Node):
-            raise self._by_values()
+        if name not in _SHAPE_QUERIES or not isinstance(source, fx.Node):
+            raise self._value_branch_error()
         if name == "requires_grad":
             return self._trained is not None and self._is_trained(source)
         sample = self._sample(source)
@@ -647,7 +654,7 @@ class _Tracer(fx.Tracer):
                 return True
         return False
 
-    def _by_values(self) -> ModelError:
+    def _value_branch_error(self) -> ModelError:
         return ModelError(
             f"model {self._name} cannot be taken apart: it goes one way or another by values, or by how many rows or "
             "edges there are; if, while and assert may ask for columns, types and the model's own options, and "
@@ -666,7 +673,7 @@ class _Tracer(fx.Tracer):
                 waiting += one.all_input_nodes
         self._traced_in = 0
         try:
-            with _as_it_was(self.root), torch.no_grad():
+            with _restoring(self.root), torch.no_grad():
                 for at, one in enumerate(self.graph.nodes):
                     if one in needed and one.op == "placeholder":
                         self._samples[one] = self._inputs[at].clone()
@@ -691,10 +698,10 @@ class _Tracer(fx.Tracer):
                 f"{path.removeprefix('model.')} is scripted, which a trace cannot see into; leave it as it was "
                 "written, without torch.jit"
             )
-        if isinstance(m, Aggregation) and self._opened is None and self._are_of_edges(args, kwargs):
+        if isinstance(m, Aggregation) and self._opened is None and self._depend_on_edges(args, kwargs):
             return self.create_proxy("call_module", path, args, kwargs)
-        if self._may_look_at_edges(m, path, args, kwargs):
-            return self._looking_at_edges(m, path, forward, args, kwargs)
+        if self._is_edge_module(m, path, args, kwargs):
+            return self._trace_edge_module(m, path, forward, args, kwargs)
         found: Any = super().call_module(m, forward, args, kwargs)
         is_seen = isinstance(found, fx.Proxy)
         if is_seen and isinstance(m, _GIVE_ROWS_BY_TYPE):
@@ -705,25 +712,25 @@ class _Tracer(fx.Tracer):
             return {name: found[name] for name in x_dict if name in m.dst_node_types}
         return found
 
-    def _may_look_at_edges(self, m: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _is_edge_module(self, m: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether ``m`` is a submodule that takes edges as input and contains no convolution."""
         opens = self._opened is not None and not isinstance(self._opened, MessagePassing)
-        if opens or path.removesuffix("._orig_mod") == _MODEL or self.is_leaf_module(m, path):
+        if opens or path.removesuffix("._orig_mod") == _MODEL_ATTRIBUTE or self.is_leaf_module(m, path):
             return False
         has_convolution = any(isinstance(part, MessagePassing) for part in m.modules())
         given = (one.node for one in tree_leaves((args, kwargs)) if isinstance(one, fx.Proxy))
         return not has_convolution and any(map(is_of_edges, given))
 
-    def _looking_at_edges(
+    def _trace_edge_module(
         self, m: nn.Module, path: str, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        before, stack, as_it_was = len(self.graph.nodes), self.module_stack.copy(), Before(m)
+        before, stack, as_it_was = len(self.graph.nodes), self.module_stack.copy(), ModuleState(m)
         try:
             found = super().call_module(m, forward, args, kwargs)
             made = list(self.graph.nodes)[before:]
-            given = {_edges_of(one.node) for one in tree_leaves((args, kwargs)) if isinstance(one, fx.Proxy)}
+            given = {_edge_input_of(one.node) for one in tree_leaves((args, kwargs)) if isinstance(one, fx.Proxy)}
             looks_up = "edge_index" not in given and any(node.target in WHOLE for node in made)
-            if looks_up or not any(map(_looks_at_edges, made)):
+            if looks_up or not any(map(_computes_from_edges, made)):
                 return found
         except Exception:
             self.module_stack = stack
@@ -741,7 +748,7 @@ class _Tracer(fx.Tracer):
         return node
 
 
-def _assign(of: fx.Proxy, key: Any, value: Any) -> None:
+def _assign_item(of: fx.Proxy, key: Any, value: Any) -> None:
     """Assign to part of a tensor, and make its existing proxy refer to the result. Assigning through an attribute is
     refused."""
     made = of.tracer.create_proxy("call_function", assigned, (of, key, value), {})
@@ -749,13 +756,13 @@ def _assign(of: fx.Proxy, key: Any, value: Any) -> None:
         of.node = made.node
 
 
-def _put(of: fx.Proxy, name: str, value: Any) -> None:
+def _set_attribute(of: fx.Proxy, name: str, value: Any) -> None:
     if hasattr(Tensor, name):
         raise ModelError(f"its forward sets {name} of {of.node.name.removeprefix('model_')}{_ONCE}")
     object.__setattr__(of, name, value)
 
 
-def _number(kind: Callable[[Any], Any]) -> Callable[[fx.Proxy], Any]:
+def _number_converter(kind: Callable[[Any], Any]) -> Callable[[fx.Proxy], Any]:
     """Return a method that converts a proxy for a size, as in ``range(x.size(1))``, to a number; for tensors it raises
     TypeError."""
 
@@ -770,30 +777,34 @@ def _number(kind: Callable[[Any], Any]) -> Callable[[fx.Proxy], Any]:
     return number
 
 
-def _by_numpy(of: fx.Proxy, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+def _apply_ufunc(of: fx.Proxy, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
     """Apply a NumPy function: ``np.float64(2) * x`` gives a tensor, and ``np.sqrt(x.size(1))`` a number; otherwise
     raise TypeError."""
     stand_ins = [one for one in inputs if isinstance(one, fx.Proxy)]
     if isinstance(of.tracer, _Tracer) and all(_is_of_sizes(one.node) for one in stand_ins):
         only = of.tracer.only_answer
         return ufunc(*(only(one.node, float) if isinstance(one, fx.Proxy) else one for one in inputs), **options)
-    if ufunc not in _OF_NUMPY or options:
+    if ufunc not in _NUMPY_FUNCTIONS or options:
         raise TypeError(f"np.{ufunc.__name__} of a tensor is not supported; torch.{ufunc.__name__} may be")
-    return _OF_NUMPY[ufunc](*(one.item() if isinstance(one, np.generic) else one for one in inputs))
+    return _NUMPY_FUNCTIONS[ufunc](*(one.item() if isinstance(one, np.generic) else one for one in inputs))
 
 
-_OF_NUMPY: dict[Any, Callable[..., Any]] = {
+_NUMPY_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.add: operator.add,
     np.subtract: operator.sub,
     np.multiply: operator.mul,
     np.true_divide: operator.truediv,
     np.power: operator.pow,
 }
-_NUMBERS: dict[str, Any] = {"__index__": _number(operator.index), "__int__": _number(int), "__float__": _number(float)}
-_NUMBERS["__array_ufunc__"] = _by_numpy
+_NUMBER_METHODS: dict[str, Any] = {
+    "__index__": _number_converter(operator.index),
+    "__int__": _number_converter(int),
+    "__float__": _number_converter(float),
+}
+_NUMBER_METHODS["__array_ufunc__"] = _apply_ufunc
 
 
-def _no_length(of: fx.Proxy) -> int:
+def _proxy_length(of: fx.Proxy) -> int:
     """Return the length of a parameter, buffer or shape; otherwise raise TypeError, as ``(*x,)`` only asks for a
     hint."""
     if (of.node.op == "get_attr" or _is_of_sizes(of.node)) and isinstance(of.tracer, _Tracer):
@@ -805,7 +816,7 @@ def _no_length(of: fx.Proxy) -> int:
 
 
 @cache
-def _functions_of_edges() -> tuple[Callable[..., Any], ...]:
+def _edge_functions() -> tuple[Callable[..., Any], ...]:
     """Return PyG's functions by which convolutions change edges and their data. Functions that answer questions are
     left out, as are those that sum edges to rows on the way."""
     no_calls = ("is_", "contains_", "get_laplacian")
@@ -825,26 +836,26 @@ def _group_in_one_call(found: list[Any], aggr: str | None) -> Any:
 
 def is_of_edges(node: fx.Node) -> bool:
     """Whether it is the model's edges, also flipped, or columns of their data."""
-    return bool(_edges_of(node))
+    return bool(_edge_input_of(node))
 
 
-def _edges_of(node: fx.Node) -> str:
+def _edge_input_of(node: fx.Node) -> str:
     """Return the name of the model's input that ``node`` is in this sense, or ""."""
     if node.op == "placeholder":
         return str(node.target) if str(node.target).startswith("edge_") else ""
-    of_first = _edges_of(node.all_input_nodes[0]) if node.all_input_nodes else ""
+    of_first = _edge_input_of(node.all_input_nodes[0]) if node.all_input_nodes else ""
     if node.target in ("flip", torch.flip, "to"):
         return of_first
     takes_columns = node.op != "call_module" and (node.target is operator.getitem or node.target in WHOLE)
     return of_first if takes_columns and of_first != "edge_index" else ""
 
 
-def _looks_at_edges(node: fx.Node) -> bool:
+def _computes_from_edges(node: fx.Node) -> bool:
     return node.op != "call_module" and not is_of_edges(node) and any(map(is_of_edges, node.all_input_nodes))
 
 
 @contextmanager
-def _uncompiled() -> Iterator[None]:
+def _without_compile() -> Iterator[None]:
     """A context in which whatever ``torch.compile`` has made runs as it was before: a trace cannot follow it, and
     compiling for a small graph takes long."""
     if "torch._dynamo.eval_frame" not in sys.modules:
@@ -864,7 +875,7 @@ def uncached(conv: nn.Module | None) -> AbstractContextManager[Any]:
     return mock.patch.multiple(conv, **kept) if kept else nullcontext()
 
 
-def _nothing_recomputed() -> Any:
+def _without_checkpointing() -> Any:
     """A context in which ``torch.utils.checkpoint`` just calls its function: the planner decides what is recomputed."""
     return mock.patch.object(CheckpointFunction, "apply", staticmethod(lambda run, preserve, *args: run(*args)))
 
@@ -878,7 +889,7 @@ def _nested_traces() -> Any:
     return compiling.patch(error_on_nested_fx_trace=False)
 
 
-class Before:
+class ModuleState:
     """The state of a module and its submodules, to compare with later and to restore."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -887,7 +898,7 @@ class Before:
                 name,
                 one,
                 dict(vars(one)),
-                {key: _copied(value) for key, value in vars(one).items()},
+                {key: _copy_container(value) for key, value in vars(one).items()},
             )
             for name, one in module.named_modules()
         ]
@@ -931,7 +942,7 @@ class Before:
             for key, original in originals.items():
                 if type(original) is list:
                     original[:] = attributes[key]
-                elif isinstance(original, dict) and not _are(original, attributes[key]):
+                elif isinstance(original, dict) and not _same_items(original, attributes[key]):
                     original.clear()
                     original.update(attributes[key])
             now = vars(one)
@@ -944,9 +955,9 @@ class Before:
 
 
 @contextmanager
-def _as_it_was(module: nn.Module) -> Iterator[Before]:
+def _restoring(module: nn.Module) -> Iterator[ModuleState]:
     """A context after which attributes, buffers and random generators are as they were."""
-    before, (python, arrays, tensors) = Before(module), _random_states()
+    before, (python, arrays, tensors) = ModuleState(module), _random_states()
     try:
         yield before
     finally:
@@ -960,7 +971,7 @@ def _random_states() -> tuple[Any, Any, Tensor]:
     return random.getstate(), np.random.get_state(), torch.random.get_rng_state()
 
 
-def _alike(before: tuple[Any, Any, Tensor], after: tuple[Any, Any, Tensor]) -> bool:
+def _same_random_states(before: tuple[Any, Any, Tensor], after: tuple[Any, Any, Tensor]) -> bool:
     arrays = zip(before[1], after[1], strict=True)
     return before[0] == after[0] and all(np.array_equal(*pair) for pair in arrays) and torch.equal(before[2], after[2])
 
@@ -969,12 +980,12 @@ def _path(module: str, attribute: str) -> str:
     return ".".join(filter(None, [module.removeprefix("model").lstrip("."), attribute]))
 
 
-def _are(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:
+def _same_items(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:
     """Whether they have the very same values in the same order."""
     return [*one] == [*other] and all(value is other[key] for key, value in one.items())
 
 
-def _copied(value: Any) -> Any:
+def _copy_container(value: Any) -> Any:
     return list(value) if isinstance(value, list) else dict(value) if isinstance(value, dict) else value
 
 
@@ -984,33 +995,37 @@ def _equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _same(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> bool:
+def _results_agree(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> bool:
     """Whether results agree. A number that is zero except for rounding may differ by the rounding of what it came from:
     of the largest number of all."""
-    largest = max((_largest(one) * torch.finfo(one.dtype).eps for one in expected if one is not None), default=0.0)
+    largest = max(
+        (_largest_magnitude(one) * torch.finfo(one.dtype).eps for one in expected if one is not None), default=0.0
+    )
     pairs = zip(found, expected, strict=False)
-    return len(found) == len(expected) and all(_close(*pair, floor=_ROUNDINGS * largest) for pair in pairs)
+    return len(found) == len(expected) and all(_all_close(*pair, floor=_ROUNDINGS * largest) for pair in pairs)
 
 
-def _largest(one: Tensor) -> float:
-    return max((float(part.abs().nan_to_num(0.0, 0.0).max()) for part in _parts(one)), default=0.0)
+def _largest_magnitude(one: Tensor) -> float:
+    return max((float(part.abs().nan_to_num(0.0, 0.0).max()) for part in _split_numbers(one)), default=0.0)
 
 
-def _close(one: Tensor | None, other: Tensor | None, *, floor: float) -> bool:
+def _all_close(one: Tensor | None, other: Tensor | None, *, floor: float) -> bool:
     if one is None or other is None:
         return one is other
-    tolerances = {"rtol": _TOLERANCE, "atol": _TOLERANCE * _largest(other) + floor}
-    pairs = zip(_parts(one), _parts(other), strict=True) if one.shape == other.shape else ((one, other),)
+    tolerances = {"rtol": _TOLERANCE, "atol": _TOLERANCE * _largest_magnitude(other) + floor}
+    pairs = (
+        zip(_split_numbers(one), _split_numbers(other), strict=True) if one.shape == other.shape else ((one, other),)
+    )
     return all(a.shape == b.shape and torch.allclose(a, b, **tolerances, equal_nan=True) for a, b in pairs)
 
 
-def _parts(one: Tensor) -> Sequence[Tensor]:
+def _split_numbers(one: Tensor) -> Sequence[Tensor]:
     """Return all of a tensor's numbers, a few at a time: comparing a gradient as large as the widest weight makes
     several copies."""
     return one.reshape(-1).chunk(1 + one.numel() // _NUMBERS_AT_ONCE) if one.numel() else ()
 
 
-def _kind(node: fx.Node) -> tuple[str, str, list[str]]:
+def _describe_call(node: fx.Node) -> tuple[str, str, list[str]]:
     """Return what a node calls, and with which numbers."""
     target = str(node.target)
     given = [repr(one) for one in tree_leaves((node.args, node.kwargs)) if isinstance(one, _PLAIN[:-2])]
@@ -1039,7 +1054,7 @@ def replaced_functions(module: nn.Module) -> list[str]:
     return [name for name in vars(module) if _is_computing(type(module), name) and not _is_set_by_pyg(module, name)]
 
 
-def strangers(module: nn.Module) -> list[str]:
+def unbound_replacements(module: nn.Module) -> list[str]:
     """Return those of ``replaced_functions`` that are not bound to the module, and would stay with it when it is
     copied."""
     return [name for name in replaced_functions(module) if getattr(vars(module)[name], "__self__", None) is not module]

@@ -532,7 +532,7 @@ class Rowwise(Value):
         return gradients
 
 
-class Unlearnt(Rowwise):
+class Detached(Rowwise):
     """A function of rows that no gradient goes back through; ``whole``: it gives whole numbers, to look up by."""
 
     trains = False

@@ -56,7 +56,7 @@ _SOURCE, _TARGET, _EDGE = 0, 1, 2
 """The ends of an edge, where rows are looked up; and the edge itself, with its data."""
 _ADD = {operator.add: 1.0, torch.add: 1.0, "add": 1.0, operator.sub: -1.0, torch.sub: -1.0, "sub": -1.0}
 _CONCATENATE = (torch.cat, torch.concat, torch.hstack)
-_KNOWN = (*PLAIN, torch.dtype, torch.device, Free)
+_ROW_INDEPENDENT = (*PLAIN, torch.dtype, torch.device, Free)
 """Arguments unrelated to rows, which are the same at either end, such as a number of columns."""
 
 
@@ -70,7 +70,7 @@ class _Term:
 
 
 @dataclass(frozen=True, eq=False)
-class _OfEnds:
+class _EndTerms:
     """Stands for a matrix [E, C] of edges: ``blocks`` side by side, each with a number of columns and the sum of its
     terms. With one block and one term, rows may have any ``tail``."""
 
@@ -87,9 +87,9 @@ class _Product:
     activations; perhaps a further matrix ``added`` to it, an activation ``outer`` of the whole, and a linear map's
     weight and bias by which it is ``mapped``."""
 
-    factors: tuple[tuple[Activation, float, _OfEnds], ...]
+    factors: tuple[tuple[Activation, float, _EndTerms], ...]
     node: fx.Node
-    added: _OfEnds | None = None
+    added: _EndTerms | None = None
     outer: tuple[Activation, float] | None = None
     mapped: tuple[nn.Parameter, nn.Parameter | None] | None = None
 
@@ -100,11 +100,11 @@ class _MappedEdges:
 
     of: Any
     weight: nn.Parameter
-    taken: tuple[tuple[float, slice], ...]
+    scaled_columns: tuple[tuple[float, slice], ...]
 
 
-def _at(end: int, value: Any, columns: int | None = None) -> _OfEnds:
-    return _OfEnds(((value.columns if columns is None else columns, (_Term(end, 1.0, value),)),))
+def _end_terms(end: int, value: Any, columns: int | None = None) -> _EndTerms:
+    return _EndTerms(((value.columns if columns is None else columns, (_Term(end, 1.0, value),)),))
 
 
 def lower_hoisted(
@@ -125,7 +125,7 @@ def lower_hoisted(
         raise NoFormulaError(f"{where}: it has a propagate of its own")
     if not all(one is None or isinstance(one, RowCount) for one in leaves_of(sizes)):
         raise NoFormulaError(f"{where}: it is told how many rows there are")
-    message = _OfMessage(conv, where, given, last, index, assembly)
+    message = _MessageInterpreter(conv, where, given, last, index, assembly)
     found = message.by_formula(like)
     if found is None and (by_formula or assembly.setting.types is not None):
         raise NoFormulaError(f"{where}: its messages are no edge function")
@@ -137,7 +137,7 @@ def lower_hoisted(
     return found if type(conv).update is MessagePassing.update else message.apply_module(OfUpdate(conv), found)
 
 
-class _OfMessage(Interpreter):
+class _MessageInterpreter(Interpreter):
     """Runs ``message``: calls on one end run on rows, the others on stand-ins."""
 
     def __init__(
@@ -149,18 +149,18 @@ class _OfMessage(Interpreter):
         index: Any,
         assembly: Assembly,
     ) -> None:
-        plain, rows, edges = dict[str, Any](), dict[str, _OfEnds](), dict[str, _OfEnds]()
+        plain, rows, edges = dict[str, Any](), dict[str, _EndTerms](), dict[str, _EndTerms]()
         tails, carried_tails = list[tuple[int, ...]](), list[tuple[int, ...]]()
         for name in names_of(conv, "message"):
             one, end = of_end(conv, given, name)
             if isinstance(one, Value) and end is not None and (len(one.tail) == 1 or conv.node_dim == 0):
-                rows[name] = _at(end, one)
+                rows[name] = _end_terms(end, one)
                 tails.append(one.tail)
             elif isinstance(one, EdgeInput) and end is None:
                 features = assembly.setting.features_of_edges(one.relation)
                 values = torch.zeros(1, *[features] * (one.data is EdgeData.FEATURES))
                 carried_tails.append(tuple(one.of(values).shape[1:]))
-                edges[name] = _at(_EDGE, one, prod(carried_tails[-1]))
+                edges[name] = _end_terms(_EDGE, one, prod(carried_tails[-1]))
             elif name not in conv.special_args and (one is None or isinstance(one, PLAIN)):
                 plain[name] = one
             else:
@@ -172,7 +172,7 @@ class _OfMessage(Interpreter):
         self._where, self._index, self._conv = where, index, conv
         self._number = last.number
         self._steps: dict[Any, OfEdges] = {}
-        self._hoists = False
+        self._saves_maps = False
         self._given = {term.of for one in rows.values() for _, terms in one.blocks for term in terms}
         assembly.calls.append(self._calls)
         waiting = iter(inputs.values())
@@ -186,7 +186,7 @@ class _OfMessage(Interpreter):
     def of_edges(self) -> tuple[OfEdges, set[Value]]:
         """Return the call that gives messages, and the rows that targets alone look up. Raises ModelError if linear
         maps of rows save no more than they cost."""
-        result = self._edges_of(self._found)
+        result = self._defer_matrix(self._found)
         if not isinstance(result, OfEdges):
             raise NoFormulaError(f"{self._where}: its message gives nothing of edges")
         looked_up = {
@@ -194,14 +194,14 @@ class _OfMessage(Interpreter):
         }
         sources, targets = ({one for one in looked_up if (one, end) in self._steps} for end in (_SOURCE, _TARGET))
         own = targets if sources and not sources & targets and looked_up == sources | targets else set[Value]()
-        if not self._hoists or _columns(looked_up - own) > _WIDER * _columns(self._given):
+        if not self._saves_maps or _count_columns(looked_up - own) > _WIDER * _count_columns(self._given):
             raise NoFormulaError(f"{self._where}: nothing is saved by linear maps of rows")
         return result, own
 
     def by_formula(self, like: Mapping[str, Value]) -> Value | None:
         """Return the sum of messages by an edge function; None if they are none. ``like``: any rows, by node type."""
         found, index, conv, assembly = self._found, self._index, self._conv, self._assembly
-        if isinstance(found, _OfEnds) and len(found.blocks) == 1:
+        if isinstance(found, _EndTerms) and len(found.blocks) == 1:
             found = _Product(((Activation.IDENTITY, 0.0, found),), self._calls.nodes[-1])
         is_mean = conv.aggr == "mean"
         if not isinstance(found, _Product) or not (is_mean or conv.aggr in SUMS) or not assembly.setting.on_cpu:
@@ -221,7 +221,7 @@ class _OfMessage(Interpreter):
             if not (at_ends[_SOURCE] or at_ends[_TARGET]) or any(one != carried for one in mapped):
                 return None
             for rows, some in ((sources, at_ends[_SOURCE]), (targets, at_ends[_TARGET])):
-                rows += [self._sum_of(some)] if some else []
+                rows += [self._sum_terms(some)] if some else []
             factors.append(Factor(activation, constant, bool(at_ends[_SOURCE]), bool(at_ends[_TARGET])))
         is_more = found.added is not None or found.outer is not None
         if not sources or (is_more and any(maps)):
@@ -240,7 +240,7 @@ class _OfMessage(Interpreter):
         )
         if term.features:
             assembly.edge_data.add(EdgeData.FEATURES)
-        ends = [self._interleaved(rows, channels) for rows in (sources, targets) if rows]
+        ends = [self._interleave(rows, channels) for rows in (sources, targets) if rows]
         total = call.per_edge(make, *ends)
         if is_mean:
             count = degree_of(call, index, like)
@@ -258,13 +258,13 @@ class _OfMessage(Interpreter):
         """Return the sum, or mean, of messages whose map was moved behind it, with the bias as often as there are
         edges."""
 
-        def beside(rows: Tensor, count: Tensor) -> Tensor:
+        def append_count(rows: Tensor, count: Tensor) -> Tensor:
             return torch.cat((rows, count.clamp(max=1.0) if is_mean else count), dim=1)
 
         def made() -> tuple[Tensor, None]:
             return torch.cat((weight, bias[:, None]), dim=1), None
 
-        with_count = self._assembly.rowwise(self._where, beside, [total, count])
+        with_count = self._assembly.rowwise(self._where, append_count, [total, count])
         return self._assembly.projection(with_count, made, [weight, bias])
 
     @staticmethod
@@ -278,7 +278,9 @@ class _OfMessage(Interpreter):
         def made() -> tuple[Tensor, None]:
             none = like.new_zeros(len(like), features)
             parts = [
-                sum((_of_columns(t.of.weight, t.of.taken) * t.factor for t in terms), none) if terms else none
+                sum((_combine_columns(t.of.weight, t.of.scaled_columns) * t.factor for t in terms), none)
+                if terms
+                else none
                 for terms in maps
             ]
             by_group = torch.stack([part.view(-1, channels, features) for part in parts], dim=1)
@@ -286,7 +288,7 @@ class _OfMessage(Interpreter):
 
         return EdgeTerm(features, len(maps) * channels, made, weights)
 
-    def _interleaved(self, rows: Sequence[Value], channels: int) -> Value:
+    def _interleave(self, rows: Sequence[Value], channels: int) -> Value:
         """Return matrices interleaved, this many columns of each in turn."""
         if len(rows) == 1:
             return rows[0]
@@ -303,21 +305,21 @@ class _OfMessage(Interpreter):
 
     def _result(self, node: fx.Node) -> Any:
         given = [self.known[one] for one in node.all_input_nodes]
-        of_edges = [one for one in given if isinstance(one, (_OfEnds, _Product, OfEdges))]
+        of_edges = [one for one in given if isinstance(one, (_EndTerms, _Product, OfEdges))]
         if not of_edges:
             return super()._result(node)
         module = self._modules.get(str(node.target)) if node.op == "call_module" else None
         if self._writes_in_place(node) and not self._is_made_for(node):
             raise NoFormulaError(f"{self._where}: its message writes in place")
         args, kwargs = self._arguments(node)
-        found: Any = self._combined(node, args, kwargs)
+        found: Any = self._combine_linearly(node, args, kwargs)
         if found is None:
-            found = self._mapped(node, module, args, kwargs)
-        if found is None and len({end for one in of_edges if isinstance(one, _OfEnds) for end in one.ends}) == 1:
-            found = self._of_one_end(node, given)
+            found = self._map_linearly(node, module, args, kwargs)
+        if found is None and len({end for one in of_edges if isinstance(one, _EndTerms) for end in one.ends}) == 1:
+            found = self._hoist_to_end(node, given)
         if found is None:
-            found = self._as_product(node, module, args, kwargs)
-        return self._call_of_edges(node) if found is None else found
+            found = self._make_product(node, module, args, kwargs)
+        return self._defer_edge_call(node) if found is None else found
 
     def _writes_in_place(self, node: fx.Node) -> bool:
         module = self._modules.get(str(node.target)) if node.op == "call_module" else None
@@ -331,42 +333,44 @@ class _OfMessage(Interpreter):
 
     # ---- what is linear ----------------------------------------------------------------------------------
 
-    def _combined(self, node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _OfEnds | None:
+    def _combine_linearly(self, node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _EndTerms | None:
         """Return a sum, difference, multiple or concatenation of such matrices; None for anything else."""
         target = node.target
         if target in _CONCATENATE and args:
             rest = [*args[1:], *kwargs.values()]
             given: Any = node.args[0]
-            parts = [part for pair in zip(given, args[0], strict=True) if (part := self._block(*pair)) is not None]
+            parts = [part for pair in zip(given, args[0], strict=True) if (part := self._as_matrix(*pair)) is not None]
             if len(parts) == len(given) and (rest in ([1], [-1]) or (target is torch.hstack and not rest)):
-                return _OfEnds(tuple(block for part in parts for block in part.blocks))
+                return _EndTerms(tuple(block for part in parts for block in part.blocks))
         if kwargs or len(args) != 2 - (target in (operator.neg, torch.neg, "neg")):
             return None
         if target in _ADD:
-            first, second = (self._block(*pair) for pair in zip(node.args, args, strict=True))
+            first, second = (self._as_matrix(*pair) for pair in zip(node.args, args, strict=True))
             if first is not None and second is not None and _widths(first) == _widths(second):
-                return _added(first, _times(second, _ADD[target]))
+                return _merge_terms(first, _scale_terms(second, _ADD[target]))
         elif target in (operator.neg, torch.neg, "neg"):
-            first = self._block(node.args[0], args[0])
-            return None if first is None else _times(first, -1.0)
+            first = self._as_matrix(node.args[0], args[0])
+            return None if first is None else _scale_terms(first, -1.0)
         elif target in (operator.mul, torch.mul, "mul"):
             numbers = [one for one in args if isinstance(one, (int, float))]
-            found = [self._block(*pair) for pair in zip(node.args, args, strict=True) if isinstance(pair[0], fx.Node)]
+            found = [
+                self._as_matrix(*pair) for pair in zip(node.args, args, strict=True) if isinstance(pair[0], fx.Node)
+            ]
             if numbers and found and found[0] is not None:
-                return _times(found[0], float(numbers[0]))
+                return _scale_terms(found[0], float(numbers[0]))
         return None
 
-    def _block(self, node: Any, found: Any) -> _OfEnds | None:
+    def _as_matrix(self, node: Any, found: Any) -> _EndTerms | None:
         """Return ``found``, the result of ``node``, if it is a matrix of edges."""
         if isinstance(found, OfEdges):
             sample = self._calls.tails.get(node)
-            return _at(_EDGE, found, sample[0]) if sample is not None and len(sample) == 1 else None
-        is_matrix = isinstance(found, _OfEnds) and len(self._calls.tails.get(node, ())) == 1
+            return _end_terms(_EDGE, found, sample[0]) if sample is not None and len(sample) == 1 else None
+        is_matrix = isinstance(found, _EndTerms) and len(self._calls.tails.get(node, ())) == 1
         return found if is_matrix else None
 
-    def _mapped(
+    def _map_linearly(
         self, node: fx.Node, module: nn.Module | None, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> _OfEnds | _Product | None:
+    ) -> _EndTerms | _Product | None:
         """Return a linear map of a matrix that involves ends, or of a product; None for anything else."""
         if not args or kwargs:
             return None
@@ -381,10 +385,10 @@ class _OfMessage(Interpreter):
             return None
         if isinstance(args[0], _Product) and args[0].mapped is None:
             return replace(args[0], node=node, mapped=(weight, bias))
-        matrix = self._block(node.args[0], args[0])
+        matrix = self._as_matrix(node.args[0], args[0])
         if matrix is None or matrix.ends == {_EDGE}:
             return None
-        self._hoists = True
+        self._saves_maps = True
         stops = [*accumulate(columns for columns, _ in matrix.blocks)]
         places = [slice(*ends) for ends in pairwise((0, *stops))]
         by_rows = dict[tuple[int, Any], list[tuple[float, slice]]]()
@@ -393,27 +397,31 @@ class _OfMessage(Interpreter):
                 by_rows.setdefault((term.end, term.of), []).append((term.factor, place))
         found = list[_Term]()
         for end, of in sorted(by_rows, key=lambda one: (_TARGET, _SOURCE, _EDGE).index(one[0])):
-            taken, own = by_rows[end, of], None if found else bias
+            scaled_columns, own = by_rows[end, of], None if found else bias
             if end == _EDGE:
-                rows: Any = _MappedEdges(of, weight, tuple(taken))
+                rows: Any = _MappedEdges(of, weight, tuple(scaled_columns))
             else:
-                rows = self._multiplied_rows(of, weight, own, taken)
+                rows = self._multiplied_rows(of, weight, own, scaled_columns)
             found.append(_Term(end, 1.0, rows))
-        return _OfEnds(((weight.shape[0], tuple(found)),))
+        return _EndTerms(((weight.shape[0], tuple(found)),))
 
     def _multiplied_rows(
-        self, rows: Value, weight: nn.Parameter, bias: nn.Parameter | None, taken: Sequence[tuple[float, slice]]
+        self,
+        rows: Value,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+        scaled_columns: Sequence[tuple[float, slice]],
     ) -> Value:
         """Return rows times the sum of some columns of the weight, each times a factor."""
-        if taken == [(1.0, slice(0, weight.shape[1]))]:
+        if scaled_columns == [(1.0, slice(0, weight.shape[1]))]:
             return self._linear(rows, weight, bias, self._where)
 
         def made() -> tuple[Tensor, Tensor | None]:
-            return _of_columns(weight, taken), bias
+            return _combine_columns(weight, scaled_columns), bias
 
         return self._assembly.projection(rows, made, [one for one in (weight, bias) if one is not None])
 
-    def _as_product(
+    def _make_product(
         self, node: fx.Node, module: nn.Module | None, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> _Product | None:
         """Return an activation of a matrix of both ends, the product of two such, or with something added or an
@@ -429,7 +437,7 @@ class _OfMessage(Interpreter):
         known = activation_of(node.target if module is None else module, args, kwargs)
         if known is not None and isinstance(args[0], _Product) and args[0].outer is None and args[0].mapped is None:
             return replace(args[0], node=node, outer=known)
-        matrix = None if known is None else self._block(node.all_input_nodes[0], args[0])
+        matrix = None if known is None else self._as_matrix(node.all_input_nodes[0], args[0])
         if known is None or matrix is None or len(matrix.blocks) > 1 or matrix.ends == {_EDGE}:
             return None
         return _Product(((*known, matrix),), node)
@@ -437,31 +445,37 @@ class _OfMessage(Interpreter):
     def _sum_with_product(self, node: fx.Node, args: Sequence[Any]) -> _Product | None:
         """Return a product plus or minus another matrix; None for another sum."""
         at = int(isinstance(args[1], _Product) and _ADD[node.target] == 1)
-        product, matrix = args[at], self._block(node.args[1 - at], args[1 - at])
+        product, matrix = args[at], self._as_matrix(node.args[1 - at], args[1 - at])
         if not isinstance(product, _Product) or product.added or product.outer or product.mapped or matrix is None:
             return None
         is_alike = _widths(matrix) == _widths(product.factors[0][2]) and _EDGE not in matrix.ends
-        return replace(product, node=node, added=_times(matrix, 1.0 if at else _ADD[node.target])) if is_alike else None
+        return (
+            replace(product, node=node, added=_scale_terms(matrix, 1.0 if at else _ADD[node.target]))
+            if is_alike
+            else None
+        )
 
-    def _factors(self, node: fx.Node, found: Any) -> tuple[tuple[Activation, float, _OfEnds], ...]:
+    def _factors(self, node: fx.Node, found: Any) -> tuple[tuple[Activation, float, _EndTerms], ...]:
         if isinstance(found, _Product):
             return () if found.added or found.outer or found.mapped else found.factors
-        matrix = self._block(node, found)
+        matrix = self._as_matrix(node, found)
         if matrix is None or len(matrix.blocks) > 1 or matrix.ends == {_EDGE}:
             return ()
         return ((Activation.IDENTITY, 0.0, matrix),)
 
     # ---- rows, and edges ---------------------------------------------------------------------------------
 
-    def _of_one_end(self, node: fx.Node, given: Sequence[Any]) -> Any:
+    def _hoist_to_end(self, node: fx.Node, given: Sequence[Any]) -> Any:
         """Return a function of the rows at one end of edges; None if it must be computed for edges."""
-        ends = {end for one in given if isinstance(one, _OfEnds) for end in one.ends}
+        ends = {end for one in given if isinstance(one, _EndTerms) for end in one.ends}
         if ends == {_EDGE} or any(isinstance(one, (OfEdges, _Product)) for one in given):
             return None
         (end,) = ends
         before = {one: self.known[one] for one in node.all_input_nodes}
         with suppress(ModelError), self._assembly.attempt():
-            self.known |= {one: self._rows_of(found) for one, found in before.items() if isinstance(found, _OfEnds)}
+            self.known |= {
+                one: self._rows_at_end(found) for one, found in before.items() if isinstance(found, _EndTerms)
+            }
             known = {found for one in before if isinstance(found := self.known[one], Value)}
             try:
                 found = super()._result(node)
@@ -469,30 +483,30 @@ class _OfMessage(Interpreter):
                 self.known |= before
             if isinstance(found, Value):
                 check_by_rows(self._where, found, known)
-                self._hoists |= found.heavy
-                return _at(end, found)
-            if all(one is None or isinstance(one, _KNOWN) for one in leaves_of(found)):
+                self._saves_maps |= found.heavy
+                return _end_terms(end, found)
+            if all(one is None or isinstance(one, _ROW_INDEPENDENT) for one in leaves_of(found)):
                 return found
         return None
 
-    def _rows_of(self, matrix: _OfEnds) -> Value:
+    def _rows_at_end(self, matrix: _EndTerms) -> Value:
         """Return the rows at one end whose look-up gives ``matrix``."""
-        parts = [self._sum_of(terms) for _, terms in matrix.blocks]
+        parts = [self._sum_terms(terms) for _, terms in matrix.blocks]
         return self._assembly.matrix(self._where, parts) if len(parts) > 1 else parts[0]
 
-    def _sum_of(self, terms: Sequence[_Term]) -> Value:
+    def _sum_terms(self, terms: Sequence[_Term]) -> Value:
         if len(terms) == 1 and terms[0].factor == 1:
             found: Value = terms[0].of
             return found
         return self._assembly.sum([(term.factor, term.of) for term in terms])
 
-    def _call_of_edges(self, node: fx.Node) -> OfEdges:
+    def _defer_edge_call(self, node: fx.Node) -> OfEdges:
         """Return a call that is made on edges, with its arguments."""
 
         def given(one: fx.Node) -> Any:
             found = self.known[one]
             of_none = isinstance(found, Free) and not found.has_sums(self._where)
-            return self._call_of_edges(one) if of_none else self._edges_of(found)
+            return self._defer_edge_call(one) if of_none else self._defer_matrix(found)
 
         if self._writes_in_place(node):
             raise NoFormulaError(f"{self._where}: its message writes in place")
@@ -501,42 +515,42 @@ class _OfMessage(Interpreter):
             self._steps[node] = self.step(node.op, node.target, args, kwargs)
         return self._steps[node]
 
-    def _edges_of(self, found: Any) -> Any:
+    def _defer_matrix(self, found: Any) -> Any:
         """Return the call that looks up rows of both ends, if ``found`` is made of these."""
         if isinstance(found, _Product):
-            return self._call_of_edges(found.node)
-        if not isinstance(found, _OfEnds):
+            return self._defer_edge_call(found.node)
+        if not isinstance(found, _EndTerms):
             return found
         if found not in self._steps:
-            blocks = [self._added_edges(terms) for _, terms in found.blocks]
+            blocks = [self._defer_sum(terms) for _, terms in found.blocks]
             several = partial(self.step, "call_function", torch.cat, (blocks, -1))
             self._steps[found] = several() if len(blocks) > 1 else blocks[0]
         return self._steps[found]
 
-    def _added_edges(self, terms: Sequence[_Term]) -> Any:
+    def _defer_sum(self, terms: Sequence[_Term]) -> Any:
         for end in (_SOURCE, _TARGET):
             several = [term for term in terms if term.end == end]
             if len(several) > 1:  # are added up row by row
                 others = (term for term in terms if term.end != end)
-                terms = [*others, _Term(end, 1.0, self._sum_of(several))]
+                terms = [*others, _Term(end, 1.0, self._sum_terms(several))]
         total: Any = None
         for term in sorted(terms, key=lambda term: term.factor != 1):
-            part = self._carried(term.of) if term.end == _EDGE else self._looked_up(term.of, term.end)
+            part = self._edge_data(term.of) if term.end == _EDGE else self._gather_rows(term.of, term.end)
             if total is None:
                 total = part if term.factor == 1 else self.step("call_function", torch.mul, (part, term.factor))
             else:
                 total = self.step("call_function", torch.add, (total, part), {"alpha": term.factor})
         return total
 
-    def _carried(self, of: Any) -> Any:
+    def _edge_data(self, of: Any) -> Any:
         """Return data of the edges themselves."""
         if not isinstance(of, _MappedEdges):
             return of
         name = next(name for name, one in self.whole.named_parameters() if one is of.weight)
-        weight = self.step("call_function", _of_columns, (self.step("get_attr", name, ()), of.taken))
+        weight = self.step("call_function", _combine_columns, (self.step("get_attr", name, ()), of.scaled_columns))
         return self.step("call_function", F.linear, (of.of, weight))
 
-    def _looked_up(self, rows: Value, end: int) -> OfEdges:
+    def _gather_rows(self, rows: Value, end: int) -> OfEdges:
         """Return rows at one end of the edges."""
         if (rows, end) not in self._steps:
             at = int(end == _TARGET) if self._conv.flow == "source_to_target" else int(end == _SOURCE)
@@ -546,20 +560,20 @@ class _OfMessage(Interpreter):
         return self._steps[rows, end]
 
 
-def _columns(rows: Iterable[Value]) -> int:
+def _count_columns(rows: Iterable[Value]) -> int:
     return sum(one.columns for one in rows)
 
 
-def _widths(matrix: _OfEnds) -> list[int]:
+def _widths(matrix: _EndTerms) -> list[int]:
     return [columns for columns, _ in matrix.blocks]
 
 
-def _times(matrix: _OfEnds, factor: float) -> _OfEnds:
+def _scale_terms(matrix: _EndTerms, factor: float) -> _EndTerms:
     scaled = ((columns, [_Term(t.end, factor * t.factor, t.of) for t in terms]) for columns, terms in matrix.blocks)
-    return _OfEnds(tuple((columns, tuple(terms)) for columns, terms in scaled))
+    return _EndTerms(tuple((columns, tuple(terms)) for columns, terms in scaled))
 
 
-def _added(first: _OfEnds, second: _OfEnds) -> _OfEnds:
+def _merge_terms(first: _EndTerms, second: _EndTerms) -> _EndTerms:
     """Return the sum of two lists of terms, merged by what they are of."""
     blocks = list[tuple[int, tuple[_Term, ...]]]()
     for (columns, terms), (_, others) in zip(first.blocks, second.blocks, strict=True):
@@ -567,10 +581,10 @@ def _added(first: _OfEnds, second: _OfEnds) -> _OfEnds:
         for term in (*terms, *others):
             factors[term.end, term.of] = factors.get((term.end, term.of), 0.0) + term.factor
         blocks.append((columns, tuple(_Term(end, factor, of) for (end, of), factor in factors.items())))
-    return _OfEnds(tuple(blocks))
+    return _EndTerms(tuple(blocks))
 
 
-def _of_columns(weight: Tensor, taken: Sequence[tuple[float, slice]]) -> Tensor:
+def _combine_columns(weight: Tensor, scaled_columns: Sequence[tuple[float, slice]]) -> Tensor:
     """Return the sum of some columns of a weight, each part times a factor."""
-    parts = [weight[:, place] if factor == 1 else weight[:, place] * factor for factor, place in taken]
+    parts = [weight[:, place] if factor == 1 else weight[:, place] * factor for factor, place in scaled_columns]
     return sum(parts[1:], parts[0])

@@ -35,12 +35,12 @@ from ooc.model.lowering.values import Dense, Ones, RowCount, Rowwise, Sum, Value
 from ooc.model.lowering.whole import Called, with_arguments
 from ooc.plan.workload import EdgeData
 
-_BY_ROWS = (Dense, ExponentialLinear, Linear, Projection, Rectified, Rowwise, Sigmoidal, Sum)
+_ROWWISE_VALUES = (Dense, ExponentialLinear, Linear, Projection, Rectified, Rowwise, Sigmoidal, Sum)
 """Values whose rows depend only on the same rows of their inputs and on parameters, without random numbers, so that
 they may be computed for sources instead of edges. Norms are not among them: their statistics over edges would be
 different."""
 PLAIN = (bool, int, float, str)
-_AS_A_COLUMN: dict[Any, list[Any]] = {
+_TO_COLUMN: dict[Any, list[Any]] = {
     "view": [(-1, 1)],
     "reshape": [(-1, 1)],
     "unsqueeze": [(-1,), (1,)],
@@ -112,13 +112,13 @@ def lower_sum(conv: Any, where: str, last: OfEdges, assembly: Assembly) -> Value
     such sum."""
     (_, index, *sizes), given = last.args, dict(last.kwargs)
     sizes.append(given.pop("size", None))
-    edges = _edges_of(conv, index, assembly.setting.dtype)
+    edges = _edges_of_index(conv, index, assembly.setting.dtype)
     if edges is None or not all(one is None or isinstance(one, RowCount) for one in leaves_of(sizes)):
         raise NoFormulaError(f"{where}: its edges are not the graph's own")
     inputs, plain, factors = dict[str, Any](), dict[str, Any](), list[tuple[Value, int]]()
     for name in names_of(conv, "message"):
         one, weight = of_end(conv, given, name)[0], _VECTOR
-        while isinstance(one, OfEdges) and one.args[1:] in _AS_A_COLUMN.get(one.target, ()):
+        while isinstance(one, OfEdges) and one.args[1:] in _TO_COLUMN.get(one.target, ()):
             one, weight = one.args[0], _COLUMN
         if isinstance(one, Value) and (len(one.tail) == 1 or conv.node_dim == 0):  # taken for each edge
             inputs[name] = one
@@ -128,8 +128,8 @@ def lower_sum(conv: Any, where: str, last: OfEdges, assembly: Assembly) -> Value
             raise NoFormulaError(f"{where}: its messages have several factors")
         else:
             inputs[name] = weight
-            factors = [] if _are_weights(one, edges) else _factors(where, one, edges)
-    message = _OfMessage(conv, where, plain, inputs, assembly)
+            factors = [] if _are_weights(one, edges) else _row_factors(where, one, edges)
+    message = _MessageInterpreter(conv, where, plain, inputs, assembly)
     at_targets = conv.flow == "target_to_source"
     flipped = edges.graph.flipped != at_targets
     weighted = edges.scaling in _WEIGHTED if edges.scaling else message.weighs and not factors
@@ -163,7 +163,7 @@ def lower_degree(where: str, last: OfEdges, assembly: Assembly, like: Mapping[st
     bound = inspect.signature(degree).bind(*last.args, **last.kwargs)
     dtype = bound.arguments.get("dtype") or torch.get_default_dtype()
     edges, end = _end_of(bound.arguments["index"])
-    found = None if edges is None else _edges_of(None, edges, assembly.setting.dtype)
+    found = None if edges is None else _edges_of_index(None, edges, assembly.setting.dtype)
     if found is None or found.scaling or dtype != assembly.setting.dtype:
         raise NoFormulaError(f"{where}: it counts other edges than the graph's own")
     graph = replace(found.graph, flipped=found.graph.flipped != (end == 0))
@@ -195,7 +195,7 @@ def _are_weights(one: Any, edges: _Edges) -> bool:
     return isinstance(one, OfEdges) and one.target is operator.getitem and one.args == (edges.norm, 1)
 
 
-def _edges_of(conv: Any, index: Any, dtype: torch.dtype) -> _Edges | None:
+def _edges_of_index(conv: Any, index: Any, dtype: torch.dtype) -> _Edges | None:
     """Return the edges that ``index`` stands for: the graph's, those with PyG's ``add_self_loops``, or those of PyG's
     ``gcn_norm`` for ``conv``; None for any others."""
     if isinstance(index, Graph):
@@ -220,10 +220,10 @@ def _edges_of(conv: Any, index: Any, dtype: torch.dtype) -> _Edges | None:
     return _Edges(taken["edge_index"], index, scaling=scaling, norm=made)
 
 
-def _factors(where: str, one: Any, edges: _Edges) -> list[tuple[Value, int]]:
+def _row_factors(where: str, one: Any, edges: _Edges) -> list[tuple[Value, int]]:
     """Return numbers of rows, each with its end of the edges, whose product is ``one`` for every edge."""
     if isinstance(one, OfEdges) and one.target in MULTIPLY and len(one.args) == 2:
-        return [found for part in one.args for found in _factors(where, part, edges)]
+        return [found for part in one.args for found in _row_factors(where, part, edges)]
     rows, at = one.args if isinstance(one, OfEdges) and one.target is operator.getitem else (None, None)
     of, end = _end_of(at)
     if edges.scaling or of is None or of != edges.index or not isinstance(rows, Value) or rows.tail != ():
@@ -257,7 +257,7 @@ def check_by_rows(where: str, found: Value, known: Collection[Any]) -> None:
         one = waiting.pop()
         if one in known:
             continue
-        if not isinstance(one, _BY_ROWS):
+        if not isinstance(one, _ROWWISE_VALUES):
             raise NoFormulaError(f"{where}: its message is not made row by row")
         waiting += one.inputs
 
@@ -302,7 +302,7 @@ def calls_of_message(
         raise NoFormulaError(f"{where}: its message cannot be traced: {first_line(error)}") from error
 
 
-class _OfMessage(Interpreter):
+class _MessageInterpreter(Interpreter):
     """Runs ``message`` on sources' rows: ``rows`` are its result; ``weighs``: whether these are multiplied by the
     edges' weights."""
 
@@ -327,7 +327,7 @@ class _OfMessage(Interpreter):
         given = [self.known[one] for one in node.all_input_nodes]
         if not any(one is _VECTOR or one is _COLUMN for one in given):
             return super()._result(node)
-        if given == [_VECTOR] and not node.kwargs and node.args[1:] in _AS_A_COLUMN.get(node.target, ()):
+        if given == [_VECTOR] and not node.kwargs and node.args[1:] in _TO_COLUMN.get(node.target, ()):
             return _COLUMN
         rows = [one for one in given if isinstance(one, Value)]
         is_last = all(user.op == "output" for user in node.users)
