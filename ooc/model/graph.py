@@ -92,7 +92,7 @@ class Scaling(Enum):
     @property
     def may_vanish(self) -> bool:
         """Whether a row's factor may be 0: without self-loops some rows have no edges, and weights may be 0."""
-        return self in _VANISHING or (self.weighted and self.normalized)
+        return self in _MAY_VANISH or (self.weighted and self.normalized)
 
     @property
     def plain(self) -> bool:
@@ -113,7 +113,7 @@ _LOOP_WEIGHTS = {
 }
 RANDOM_WALKS = (Scaling.RANDOM_WALK, Scaling.WEIGHTED_RANDOM_WALK)
 LAPLACIANS = (Scaling.LAPLACIAN, Scaling.WEIGHTED_LAPLACIAN, *RANDOM_WALKS)
-_VANISHING = (Scaling.GCN_NO_LOOPS, *LAPLACIANS, Scaling.REVERSED_GCN_NO_LOOPS)
+_MAY_VANISH = (Scaling.GCN_NO_LOOPS, *LAPLACIANS, Scaling.REVERSED_GCN_NO_LOOPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,12 +275,12 @@ def directions(store: Store) -> tuple[Direction, ...]:
     return (Direction.IN,) if store.undirected else (Direction.IN, Direction.OUT)
 
 
-_OF_GRAPHS = (Direction.IN, Direction.OUT, Direction.FEATURES)
+_GRAPH_DIRECTIONS = (Direction.IN, Direction.OUT, Direction.FEATURES)
 
 
-def _swept(store: Store) -> tuple[Direction, ...]:
+def _stored_topologies(store: Store) -> tuple[Direction, ...]:
     """Return the distinct topologies of a store, sparse features and links; for a graph with types, links alone."""
-    links = [side for side in Direction if side not in _OF_GRAPHS and store.has(f"{side.value}/indptr")]
+    links = [side for side in Direction if side not in _GRAPH_DIRECTIONS and store.has(f"{side.value}/indptr")]
     if store.types is not None:
         return (*links,)
     features = (Direction.FEATURES,) if store.sparse_features is not None else ()
@@ -308,7 +308,7 @@ def reverse_of(store: Store, direction: EdgesKey) -> EdgesKey | None:
         Direction.SCORED_LINKS: Direction.SCORED_LINKS_REVERSED,
     }
     side = found.get(direction) if isinstance(direction, Direction) else None
-    return side if store.types is None and side in _swept(store) else None
+    return side if store.types is None and side in _stored_topologies(store) else None
 
 
 def topologies(store: Store, scalings: Collection[AnyScaling]) -> list[EdgesKey]:
@@ -316,12 +316,12 @@ def topologies(store: Store, scalings: Collection[AnyScaling]) -> list[EdgesKey]
     types."""
     relations = dict.fromkeys(s.relation for s in scalings if isinstance(s, RelationScaling))
     edges = [RelationEdges(one.folder, side) for one in relations for side in (Direction.IN, Direction.OUT)]
-    return [*edges, *_swept(store)]
+    return [*edges, *_stored_topologies(store)]
 
 
 def offset_itemsize(store: Store) -> int:
     of_types = [] if store.types is None else store.types.edges.values()
-    most = max([*of_types, *(store.topology(side.value)[1].shape[0] for side in _swept(store))])
+    most = max([*of_types, *(store.topology(side.value)[1].shape[0] for side in _stored_topologies(store))])
     return 4 if most < 2**31 else 8
 
 
@@ -334,26 +334,26 @@ def rows_nbytes(store: Store, scalings: Collection[AnyScaling], itemsize: int, *
         places += indptr.shape[0] + 2 * on_device * most_parts(indices.shape[0])
     for scaling in scalings:
         rows = store.num_nodes if store.types is None else store.types.nodes[ends_of(scaling)[1]]
-        constants += rows * ((not scaling.basic.plain) + _counts_own(store, scaling))
+        constants += rows * ((not scaling.basic.plain) + _has_own_factor(store, scaling))
     return places * offset_itemsize(store) + constants * itemsize
 
 
-def _counts_own(store: Store, scaling: AnyScaling) -> bool:
+def _has_own_factor(store: Store, scaling: AnyScaling) -> bool:
     """Whether a row's own summand differs from row to row, or from 1."""
     weight = 1.0 if scaling.basic in LAPLACIANS else scaling.basic.loop_weight
-    return weight is not None and (_self_loops(store, scaling) > 0 or weight != 1.0)
+    return weight is not None and (_count_self_loops(store, scaling) > 0 or weight != 1.0)
 
 
-def _self_loops(store: Store, scaling: AnyScaling) -> int:
+def _count_self_loops(store: Store, scaling: AnyScaling) -> int:
     """Return the number of self-loops. Raises StoreError if nobody has counted them."""
-    side = _in_edges(scaling).value
+    side = _in_edges_key(scaling).value
     found = store.self_loops(side)
     if found is None:
         raise StoreError(f"{store.path} does not say how many self-loops {side} has; convert again")
     return found
 
 
-def _in_edges(scaling: AnyScaling) -> EdgesKey:
+def _in_edges_key(scaling: AnyScaling) -> EdgesKey:
     if isinstance(scaling, RelationScaling):
         return RelationEdges(scaling.relation.folder, Direction.IN)
     return Direction.IN
@@ -363,12 +363,14 @@ def load_rows(store: Store, scalings: Collection[AnyScaling], dtype: torch.dtype
     """Read offsets and derive ``scalings``, in chunks of rows so that nothing larger than the result is held.
     ``on_device``: also list the parts of long rows."""
     offsets = {side: load_offsets(store, side) for side in topologies(store, scalings)}
-    parts = {direction: _parts(stops) for direction, stops in offsets.items()} if on_device else {}
-    found = {scaling: _row_scaling(store, scaling, offsets[_counted_by(store, scaling)], dtype) for scaling in scalings}
+    parts = {direction: _list_long_parts(stops) for direction, stops in offsets.items()} if on_device else {}
+    found = {
+        scaling: _row_scaling(store, scaling, offsets[_degree_topology(store, scaling)], dtype) for scaling in scalings
+    }
     return GraphRows(offsets, parts, found)
 
 
-def _counted_by(store: Store, scaling: AnyScaling) -> EdgesKey:
+def _degree_topology(store: Store, scaling: AnyScaling) -> EdgesKey:
     """Return the topology whose degrees a scaling goes by."""
     by_out_degrees = scaling.basic.reversed or scaling.basic in LAPLACIANS
     if isinstance(scaling, RelationScaling):
@@ -376,7 +378,7 @@ def _counted_by(store: Store, scaling: AnyScaling) -> EdgesKey:
     return directions(store)[-1] if by_out_degrees else Direction.IN
 
 
-def _parts(offsets: npt.NDArray[np.signedinteger]) -> npt.NDArray[np.signedinteger]:
+def _list_long_parts(offsets: npt.NDArray[np.signedinteger]) -> npt.NDArray[np.signedinteger]:
     chunks = [
         long_parts(offsets[start : start + _CHUNK_ROWS + 1], start)
         for start in range(0, max(1, len(offsets) - 1), _CHUNK_ROWS)
@@ -384,7 +386,7 @@ def _parts(offsets: npt.NDArray[np.signedinteger]) -> npt.NDArray[np.signedinteg
     count = sum(map(len, chunks))
     if not count:
         return chunks[0]
-    parts_P2 = _on_own_pages(2 * count * offsets.itemsize).view(offsets.dtype).reshape(count, 2)
+    parts_P2 = _allocate_on_own_pages(2 * count * offsets.itemsize).view(offsets.dtype).reshape(count, 2)
     return np.concatenate(chunks, out=parts_P2)
 
 
@@ -392,7 +394,7 @@ def load_offsets(store: Store, direction: EdgesKey) -> npt.NDArray[np.signedinte
     """Return where every row's edges begin, and where the last one's end [N+1]."""
     indptr, indices = store.topology(direction.value)
     n, offset_type = indptr.shape[0] - 1, np.dtype(f"i{offset_itemsize(store)}")
-    rows: npt.NDArray[np.signedinteger] = _on_own_pages((n + 1) * offset_type.itemsize).view(offset_type)
+    rows: npt.NDArray[np.signedinteger] = _allocate_on_own_pages((n + 1) * offset_type.itemsize).view(offset_type)
     for start in range(0, n + 1, _CHUNK_ROWS):
         stop = min(n + 1, start + _CHUNK_ROWS)
         rows[start:stop] = indptr.read(start, stop)
@@ -404,10 +406,12 @@ def load_offsets(store: Store, direction: EdgesKey) -> npt.NDArray[np.signedinte
     return rows
 
 
-def most_joined(store: Store) -> float:
+def largest_edge_ratio(store: Store) -> float:
     """Return the largest ratio of edges, or links of a step, to rows. Scored links need no backward pass and do not
     count. For a graph with types, links alone count."""
-    found = [store.topology(side.value) for side in _swept(store) if side.of_edges or side is Direction.LINKS]
+    found = [
+        store.topology(side.value) for side in _stored_topologies(store) if side.of_edges or side is Direction.LINKS
+    ]
     return max((indices.shape[0] / (indptr.shape[0] - 1) for indptr, indices in found), default=0.0)
 
 
@@ -418,7 +422,7 @@ def most_edges(store: Store, relation: EdgeType | None = None) -> int:
     if relation is not None:
         sides: Sequence[EdgesKey] = [RelationEdges(relation.folder, side) for side in (Direction.IN, Direction.OUT)]
     else:
-        sides = [side for side in _swept(store) if side in known]
+        sides = [side for side in _stored_topologies(store) if side in known]
     offsets = (store.topology(side.value)[0] for side in sides)
     return max((_most_edges(array.read, array.shape[0] - 1) for array in offsets), default=0)
 
@@ -439,16 +443,16 @@ def _row_scaling(
         return _PLAIN
     n, fill = len(into_rows) - 1, basic.loop_weight
     counts_loops = fill is not None or basic in LAPLACIANS
-    side = _in_edges(scaling).value if counts_loops and _self_loops(store, scaling) else None
-    scale = _row_constants(n, dtype)
-    own = _row_constants(n, dtype) if _counts_own(store, scaling) else None
+    side = _in_edges_key(scaling).value if counts_loops and _count_self_loops(store, scaling) else None
+    scale = _allocate_row_constants(n, dtype)
+    own = _allocate_row_constants(n, dtype) if _has_own_factor(store, scaling) else None
     for start in range(0, n, _CHUNK_ROWS):
         stop = min(n, start + _CHUNK_ROWS)
         into = into_rows[start : stop + 1]
         degree, loop = (
-            _weighted_degrees(store, into, start, scaling)
+            _sum_edge_weights(store, into, start, scaling)
             if basic.weighted
-            else _degrees(store, side, into, start, self_term=fill is not None)
+            else _count_degrees(store, side, into, start, self_term=fill is not None)
         )
         if basic in LAPLACIANS and not basic.weighted:  # to make self-loops one takes one more than to make them none
             loop = loop - 1
@@ -466,17 +470,17 @@ def _row_scaling(
     return RowScaling(scale, before=basic.normalized, after=after, self_term=self_term, self_N1=own)
 
 
-def _row_constants(rows: int, dtype: torch.dtype) -> Tensor:
+def _allocate_row_constants(rows: int, dtype: torch.dtype) -> Tensor:
     """Return memory for one constant for each row [rows, 1]."""
-    return torch.from_numpy(_on_own_pages(rows * dtype.itemsize)).view(dtype).view(rows, 1)
+    return torch.from_numpy(_allocate_on_own_pages(rows * dtype.itemsize)).view(dtype).view(rows, 1)
 
 
-def _on_own_pages(nbytes: int) -> Bytes:
+def _allocate_on_own_pages(nbytes: int) -> Bytes:
     """Return memory on pages of its own, since a device locks whole pages."""
     return Arena(nbytes).view(0, nbytes)
 
 
-def _degrees(
+def _count_degrees(
     store: Store, loops_in: str | None, into_rows: npt.NDArray[np.signedinteger], start: int, *, self_term: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the in-degrees [R] of the rows from ``start`` whose edges begin at ``into_rows`` [R+1], and the number of
@@ -490,7 +494,7 @@ def _degrees(
     return (degree + missing if self_term else degree), missing
 
 
-def _weighted_degrees(
+def _sum_edge_weights(
     store: Store, into_rows: npt.NDArray[np.signedinteger], start: int, scaling: AnyScaling
 ) -> tuple[Tensor, Tensor]:
     """Return the sums of edge weights [R] of the rows from ``start``, whose edges begin at ``into_rows`` [R+1], as
@@ -501,7 +505,7 @@ def _weighted_degrees(
     the weight to add so that a row's self-loops count as that one. Both are float64. Raises ModelError for a sum below
     zero, which has no square root, and for a weight below zero in a Laplacian, whose largest entry PyG looks for.
     """
-    rows, loop_weight, side = len(into_rows) - 1, scaling.basic.loop_weight, _counted_by(store, scaling).value
+    rows, loop_weight, side = len(into_rows) - 1, scaling.basic.loop_weight, _degree_topology(store, scaling).value
     laplacian = scaling.basic in LAPLACIANS
     degree, loops = np.zeros(rows), np.zeros(rows)
     counts = np.full(rows, 0.0 if loop_weight is None else loop_weight)

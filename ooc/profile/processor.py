@@ -14,7 +14,7 @@ from ooc.kernels.cuda.segments import long_parts
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.gat import GatHeads
 from ooc.kernels.pulls import pulls_for
-from ooc.model.layers.per_edge import attended
+from ooc.model.layers.per_edge import attention_work
 from ooc.plan.hardware import Curve
 from ooc.profile.bench import Bench
 
@@ -152,7 +152,7 @@ def computed_bytes_per_s(bench: Bench, memory: Tensor, pulls: PullTimes, operato
     indices = torch.randint(len(source), (edges,), generator=generator, dtype=torch.int32)
     own = torch.randn(_TILE_ROWS, _HEADS, generator=generator).mul_(2)  # scores of either sign
     tile = TileEdges(indices, torch.arange(_TILE_ROWS + 1, dtype=torch.int32) * _ATTENDED_DEGREE, 0, len(source))
-    heads, work = GatHeads(range(_HEADS), 0.2), attended(columns * source.itemsize, _HEADS)
+    heads, work = GatHeads(range(_HEADS), 0.2), attention_work(columns * source.itemsize, _HEADS)
     attend, tiles = pulls_for(source).attend, 4 * bench.threads
     seconds = bench.seconds(lambda _: attend(heads, tile, source_NS=source, a_dst_RG=own, keep=True), tiles) / tiles
     nbytes = edges * (work.bytes_per_edge + _HEADS * work.bytes_per_edge_and_head) + _TILE_ROWS * work.bytes_per_row

@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 from ooc.errors import OptionError
 from ooc.events import Listener, caution, ignore
 from ooc.memory import budgets_within, check_memory_alone, default_budgets, divide_memory
-from ooc.model.graph import most_joined
+from ooc.model.graph import largest_edge_ratio
 from ooc.model.lowering.network import Network, dtype_of
 from ooc.plan import UNMEASURED, Hardware, Limits
 from ooc.plan.program.capacity import ExchangeForm, ExchangeWay
@@ -142,7 +142,7 @@ class Resources:
             usual = min(usual, _height_of(2 * _USUAL_VALUES, columns + max(joined_features.values(), default=0)))
         tile_rows = self.tile_rows or usual
         of_edges = network.columns_of_edges(columns) if network and not self.tile_rows else 0
-        if of_edges and not self.on_device and (joined := most_joined(store)):
+        if of_edges and not self.on_device and (joined := largest_edge_ratio(store)):
             edge_bytes = dtype_of(model).itemsize * of_edges
             edges_per_row = max(1.0, joined)
             tile_rows = min(tile_rows, _height_of(_MOST_EDGE_BYTES, ceil(edges_per_row * edge_bytes)))

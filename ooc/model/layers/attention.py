@@ -55,8 +55,8 @@ fetched in parts of cache lines."""
 GATED_TOGETHER = 8
 """Columns of a group of gated sums, if that divides them: as narrow as a slab may be, and no slower than 64."""
 _SUMS = ("add", "sum")
-_NOTHING_KEPT = "return_attention_weights is not supported: nothing is kept for an edge"
-_CERTAIN = 50.0
+_WEIGHTS_REFUSAL = "return_attention_weights is not supported: nothing is kept for an edge"
+_SATURATED_SCORE = 50.0
 """A score whose tanh is 1 whatever is added from 0 on, for signed coefficients."""
 _WHOLE_NBYTES = 256e6
 """The most bytes for keys and values of a whole head if the layer can run without them. It does not depend on
@@ -74,7 +74,7 @@ def slices_of_head(channels: int, *, nodes: int, itemsize: int) -> int:
     return even[-1] if even else fewest
 
 
-def in_slices(call: Call, source: Value, options: AttentionOptions) -> AttentionOptions:
+def slice_heads(call: Call, source: Value, options: AttentionOptions) -> AttentionOptions:
     """Return options with heads of rows like ``source`` cut into slices of equal width; the last slice may be
     padded."""
     nodes, itemsize = call.assembly.num_rows(source), call.assembly.setting.dtype.itemsize
@@ -82,7 +82,7 @@ def in_slices(call: Call, source: Value, options: AttentionOptions) -> Attention
     return replace(options, slices=slices, channels=slices * math.ceil(options.channels / slices))
 
 
-def attended_in_slices(
+def attend_in_slices(
     call: Call, source: Value, target: Value, options: AttentionOptions, channels: int, negative_slope: float | None
 ) -> Value:
     """Return the result of attention in slices: ``channels`` of each head, without the padding of the last slice."""
@@ -90,42 +90,42 @@ def attended_in_slices(
     if options.channels == channels:
         return attended
 
-    def heads_alone(rows: Tensor) -> Tensor:
+    def drop_padding(rows: Tensor) -> Tensor:
         return rows.view(len(rows), options.heads, -1)[..., :channels].flatten(1)
 
-    return call.assembly.rowwise(call.where, heads_alone, [attended])
+    return call.assembly.rowwise(call.where, drop_padding, [attended])
 
 
 def lower_gat(conv: Any, call: Call) -> Value:
     """Lower GATConv."""
-    options = _options(conv, call)
+    options = _attention_options(conv, call)
     apart = conv.lin is None
     if apart and call.relation is None:
         raise call.refuse("in_channels of sources and targets apart are not supported")
     x_source, x_target = call.ends("x")
     has_features = takes_features(conv, call)  # functions of edges compute a message for every group by itself
-    cut = options if has_features else in_slices(call, x_source, options)
-    source = scored(call, x_source, conv.lin_src if apart else conv.lin, conv.att_src, cut)
-    target = scored(call, x_target, conv.lin_dst if apart else conv.lin, conv.att_dst, cut, alone=True)
+    cut = options if has_features else slice_heads(call, x_source, options)
+    source = map_with_scores(call, x_source, conv.lin_src if apart else conv.lin, conv.att_src, cut)
+    target = map_with_scores(call, x_target, conv.lin_dst if apart else conv.lin, conv.att_dst, cut, alone=True)
     slope = float(conv.negative_slope)
     if not has_features:
-        attended = attended_in_slices(call, source, target, cut, options.channels, slope)
+        attended = attend_in_slices(call, source, target, cut, options.channels, slope)
     else:
-        edge_weight, att_edge = _plain_weight(call, conv.lin_edge), conv.att_edge
+        edge_weight, att_edge = _weight_without_bias(call, conv.lin_edge), conv.att_edge
 
-        def of_edges() -> tuple[Tensor, None]:
+        def make_edge_weight() -> tuple[Tensor, None]:
             by_head = edge_weight.view(conv.heads, conv.out_channels, -1)
             return torch.einsum("hc,hck->hk", att_edge[0], by_head), None
 
-        term = _with_loops(edge_term(call, of_edges, (edge_weight, att_edge), columns=1), conv, call)
+        term = _with_loop_features(edge_term(call, make_edge_weight, (edge_weight, att_edge), columns=1), conv, call)
         with_features = partial(
             FunctionAttention, options=options, functions=lambda groups: GatWithFeatures(len(groups), slope), term=term
         )
         attended = call.per_edge(with_features, source, target)
-    return _with_residual(conv, call, heads_of(conv, call, attended))
+    return _add_residual_and_bias(conv, call, join_heads(conv, call, attended))
 
 
-def scored(
+def map_with_scores(
     call: Call, x: Value, linear: Any, att: nn.Parameter, options: AttentionOptions, *, alone: bool = False
 ) -> Value:
     """Return a linear map of x, with each head's score by ``att`` [1, H, C] after each of its slices and the last slice
@@ -153,29 +153,31 @@ def scored(
 
 def lower_gatv2(conv: Any, call: Call) -> Value:
     """Lower GATv2Conv."""
-    options = _options(conv, call)
+    options = _attention_options(conv, call)
     x_source, x_target = call.ends("x")
-    source = call.assembly.projection(x_source, *of_linear(call, conv.lin_l))
+    source = call.assembly.projection(x_source, *linear_weights(call, conv.lin_l))
     target = source
     if conv.lin_r is not conv.lin_l or x_target is not x_source:
-        target = call.assembly.projection(x_target, *of_linear(call, conv.lin_r))
+        target = call.assembly.projection(x_target, *linear_weights(call, conv.lin_r))
     if call.arguments.get("edge_attr") is not None and conv.lin_edge is None:
         raise call.refuse("it is given edge_attr without edge_dim")
     term = NO_TERM
     if takes_features(conv, call):
-        term = _with_loops(edge_term(call, *of_linear(call, conv.lin_edge), columns=conv.out_channels), conv, call)
+        term = _with_loop_features(
+            edge_term(call, *linear_weights(call, conv.lin_edge), columns=conv.out_channels), conv, call
+        )
     slope, att = float(conv.negative_slope), conv.att
 
     def functions(groups: range) -> Gatv2:
         return Gatv2(att.detach()[0, groups.start : groups.stop], slope)
 
     gatv2 = partial(FunctionAttention, options=options, functions=functions, att=att, term=term)
-    return _with_residual(conv, call, heads_of(conv, call, call.per_edge(gatv2, source, target)))
+    return _add_residual_and_bias(conv, call, join_heads(conv, call, call.per_edge(gatv2, source, target)))
 
 
 def lower_transformer(conv: Any, call: Call) -> Value:
     """Lower TransformerConv."""
-    options = _options(conv, call)
+    options = _attention_options(conv, call)
     key, value = conv.lin_key, conv.lin_value
     call.needs(all(map(is_linear, (key, value))) and (conv.lin_beta is None or is_linear(conv.lin_beta)))
     weights = (key.weight, value.weight)
@@ -185,19 +187,19 @@ def lower_transformer(conv: Any, call: Call) -> Value:
 
     def sources() -> tuple[Tensor, Tensor | None]:
         channels = conv.out_channels
-        return _interleaved(channels, *weights), _interleaved(channels, *biases) if biases else None
+        return _interleave(channels, *weights), _interleave(channels, *biases) if biases else None
 
     x_source, x_target = call.ends("x")
     source = call.assembly.projection(x_source, sources, (*weights, *biases))
-    target = call.assembly.projection(x_target, *of_linear(call, conv.lin_query))
+    target = call.assembly.projection(x_target, *linear_weights(call, conv.lin_query))
     if (call.arguments.get("edge_attr") is None) != (conv.lin_edge is None):
         given = "without edge_attr" if conv.lin_edge is not None else "with edge_attr and no edge_dim"
         raise call.refuse(f"it is called {given}")
     term = NO_TERM
     if takes_features(conv, call):
-        term = edge_term(call, *of_linear(call, conv.lin_edge), columns=conv.out_channels)
+        term = edge_term(call, *linear_weights(call, conv.lin_edge), columns=conv.out_channels)
     dot = partial(by_dot_products, options=options, term=term)
-    out = heads_of(conv, call, call.per_edge(dot, source, target))
+    out = join_heads(conv, call, call.per_edge(dot, source, target))
     if not conv.root_weight:
         return out
     skip = call.apply(conv.lin_skip, x_target)
@@ -249,13 +251,13 @@ def lower_fa(conv: Any, call: Call) -> Value:
     if call.arguments["edge_weight"] is not None:
         raise call.refuse("it takes edge_weight with normalize=False only")
     if call.arguments["return_attention_weights"] is not None:
-        raise call.refuse(_NOTHING_KEPT)
+        raise call.refuse(_WEIGHTS_REFUSAL)
     x, start, assembly = call.matrix("x"), call.matrix("x_0"), call.assembly
     loops = SelfLoops.EXACTLY_ONE if conv.add_self_loops else SelfLoops.AS_STORED
     options, p = AttentionOptions(1, 1, loops), float(conv.dropout) if conv.training else 0.0
     if loops not in assembly.degrees:
         ones = Ones(assembly.next_index(), x)
-        certain = assembly.rowwise(call.where, lambda rows: F.pad(rows, (0, 1), value=_CERTAIN), [ones])
+        certain = assembly.rowwise(call.where, lambda rows: F.pad(rows, (0, 1), value=_SATURATED_SCORE), [ones])
         count = partial(GatAttention, options=options, negative_slope=None)
         assembly.degrees[loops] = call.per_edge(count, certain, ones)
     degree = assembly.degrees[loops]
@@ -266,7 +268,7 @@ def lower_fa(conv: Any, call: Call) -> Value:
     of_source, of_target = (assembly.linear(x, linear.weight) for linear in (conv.att_l, conv.att_r))
     options = replace(options, channels=x.columns, p=p, site=assembly.site(p))
     given = [x, degree], lambda rows, degree: rows * inverse_root(degree)
-    found = attended_by_scores(call, *given, of_source, of_target, options=options, negative_slope=None)
+    found = attend_by_scores(call, *given, of_source, of_target, options=options, negative_slope=None)
     return assembly.rowwise(call.where, updated, [found, degree, start])
 
 
@@ -275,7 +277,7 @@ def inverse_root(degree_R1: Tensor) -> Tensor:
     return degree_R1.pow(-0.5).masked_fill(degree_R1 == 0, 0.0)
 
 
-def attended_by_scores(
+def attend_by_scores(
     call: Call,
     inputs: Sequence[Value],
     message: RowFunction,
@@ -286,7 +288,7 @@ def attended_by_scores(
 ) -> Value:
     """Return the sum of the messages of ``inputs`` at sources, with coefficients by scores [R, 1] at both ends; it is
     cut into slices like a head of GATConv."""
-    assembly, columns, cut = call.assembly, options.channels, in_slices(call, of_source, options)
+    assembly, columns, cut = call.assembly, options.channels, slice_heads(call, of_source, options)
 
     def side_by_side(score_R1: Tensor, *inputs: Tensor) -> Tensor:
         by_slice = F.pad(message(*inputs), (0, cut.channels - columns)).view(len(score_R1), cut.slices, -1)
@@ -295,7 +297,7 @@ def attended_by_scores(
     source, target = assembly.rowwise(call.where, side_by_side, [of_source, *inputs]), of_target
     if cut.slices > 1:
         target = assembly.rowwise(call.where, lambda score_R1: score_R1.repeat(1, cut.slices), [of_target])
-    return attended_in_slices(call, source, target, cut, columns, negative_slope)
+    return attend_in_slices(call, source, target, cut, columns, negative_slope)
 
 
 def lower_attentional(aggregation: Any, call: Call, x: Value) -> Value:
@@ -307,7 +309,7 @@ def lower_attentional(aggregation: Any, call: Call, x: Value) -> Value:
     rows = x if aggregation.nn is None else call.apply(aggregation.nn, x)
     options = AttentionOptions(1, rows.columns)
     score, same = call.apply(aggregation.gate_nn, x), Ones(call.assembly.next_index(), x)
-    return attended_by_scores(call, [rows], lambda rows: rows, score, same, options, 1.0)
+    return attend_by_scores(call, [rows], lambda rows: rows, score, same, options, 1.0)
 
 
 def works_by_rows(network: nn.Module) -> bool:
@@ -359,11 +361,11 @@ def lower_res_gated(conv: Any, call: Call) -> Value:
 
     def sources() -> tuple[Tensor, Tensor]:
         weights = (linear.weight[:, of_source] for linear in (query, value))
-        return _interleaved(channels, *weights), _interleaved(channels, query.bias, value.bias)
+        return _interleave(channels, *weights), _interleave(channels, query.bias, value.bias)
 
     def edges() -> tuple[Tensor, None]:
         of_query, of_value = (linear.weight[:, x_source.columns :] for linear in (query, value))
-        return _interleaved(channels, key.weight[:, x_target.columns :] + of_query, of_value), None
+        return _interleave(channels, key.weight[:, x_target.columns :] + of_query, of_value), None
 
     parameters = (query.weight, value.weight, query.bias, value.bias)
     source = call.assembly.projection(x_source, sources, parameters)
@@ -376,15 +378,15 @@ def lower_res_gated(conv: Any, call: Call) -> Value:
     make = partial(FunctionSum, channels=channels, functions=lambda groups: gated(len(groups)), term=term)
     terms = [(1.0, call.per_edge(make, source, target))]
     if conv.lin_skip is not None:
-        terms.append((1.0, call.assembly.linear(x_target, _plain_weight(call, conv.lin_skip))))
+        terms.append((1.0, call.assembly.linear(x_target, _weight_without_bias(call, conv.lin_skip))))
     return call.assembly.sum(terms, () if conv.bias is None else (conv.bias,))
 
 
-def _options(conv: Any, call: Call) -> AttentionOptions:
+def _attention_options(conv: Any, call: Call) -> AttentionOptions:
     if conv.aggr not in _SUMS:
         raise call.refuse(f"aggr={conv.aggr!r} is not supported; attention sums")
     if call.arguments.get("return_attention_weights") is not None:
-        raise call.refuse(_NOTHING_KEPT)
+        raise call.refuse(_WEIGHTS_REFUSAL)
     p = float(conv.dropout) if conv.training else 0.0
     loops = SelfLoops.EXACTLY_ONE if getattr(conv, "add_self_loops", False) else SelfLoops.AS_STORED
     if loops is SelfLoops.EXACTLY_ONE and call.relation is not None and call.relation.source != call.relation.target:
@@ -405,7 +407,7 @@ def edge_term(call: Call, weights: Weights, parameters: tuple[nn.Parameter, ...]
     return EdgeTerm(features, columns, weights, parameters)
 
 
-def _with_loops(term: EdgeTerm, conv: Any, call: Call) -> EdgeTerm:
+def _with_loop_features(term: EdgeTerm, conv: Any, call: Call) -> EdgeTerm:
     """Return ``term`` with the features of added self-loops by the convolution's ``fill_value``, if it adds any."""
     fill = conv.fill_value
     if not conv.add_self_loops:
@@ -417,26 +419,26 @@ def _with_loops(term: EdgeTerm, conv: Any, call: Call) -> EdgeTerm:
     return replace(term, loops=LoopFeatures(constant_K))
 
 
-def _interleaved(channels: int, *parts: Tensor) -> Tensor:
+def _interleave(channels: int, *parts: Tensor) -> Tensor:
     """Return weights or biases of several maps interleaved, this many channels of each in turn."""
     return torch.stack([part.view(-1, channels, *part.shape[1:]) for part in parts], dim=1).flatten(0, 2)
 
 
-def of_linear(call: Call, linear: Any) -> tuple[Weights, tuple[nn.Parameter, ...]]:
+def linear_weights(call: Call, linear: Any) -> tuple[Weights, tuple[nn.Parameter, ...]]:
     """Return a linear layer. Raises NoFormulaError if it is something else."""
     call.needs(is_linear(linear))
     weight, bias = linear.weight, linear.bias
     return lambda: (weight, bias), (weight,) if bias is None else (weight, bias)
 
 
-def _plain_weight(call: Call, linear: Any) -> nn.Parameter:
+def _weight_without_bias(call: Call, linear: Any) -> nn.Parameter:
     """Return the weight of a linear layer without a bias. Raises NoFormulaError if it is something else."""
     call.needs(is_linear(linear) and linear.bias is None)
     weight: nn.Parameter = linear.weight
     return weight
 
 
-def heads_of(conv: Any, call: Call, attended: Value) -> Value:
+def join_heads(conv: Any, call: Call, attended: Value) -> Value:
     """Return heads side by side, or their mean."""
     if conv.concat:
         return attended
@@ -444,8 +446,8 @@ def heads_of(conv: Any, call: Call, attended: Value) -> Value:
     return call.assembly.rowwise(call.where, lambda rows: rows.reshape(-1, heads, channels).mean(dim=1), [attended])
 
 
-def _with_residual(conv: Any, call: Call, out: Value) -> Value:
+def _add_residual_and_bias(conv: Any, call: Call, out: Value) -> Value:
     terms = [(1.0, out)]
     if conv.res is not None:
-        terms.append((1.0, call.assembly.linear(call.ends("x")[1], _plain_weight(call, conv.res))))
+        terms.append((1.0, call.assembly.linear(call.ends("x")[1], _weight_without_bias(call, conv.res))))
     return call.assembly.sum(terms, () if conv.bias is None else (conv.bias,))

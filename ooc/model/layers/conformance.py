@@ -45,7 +45,7 @@ _NODES, _TILE, _EDGES = 23, 5, 70
 _WITHOUT_EDGES = range(15, 20)
 """A tile of rows that have no in-edges but are in-neighbours of others."""
 _LOOPS, _REPEATS = 3, 4
-_FEWER = 0.8
+_OTHER_TYPE_SHARE = 0.8
 """With two node types, the number of nodes of the other type, relative to the rows."""
 _MANY_NODES, _HIGH_TILE, _MANY_EDGES = 160, 40, 640
 """The larger graph's nodes, tile height and edges: as large as the one on which memory is measured, in half the number
@@ -53,10 +53,10 @@ size."""
 _HUB_EDGES, _OUTLIER = 80, 100.0
 """The in-edges and out-edges of a hub there, and how much larger the values of the last node are, which is nobody's
 in-neighbour."""
-_PIECE, _OF_ROWS = 2, 4
+_PIECE, _PIECE_STRIDE = 2, 4
 """The edges of a piece, and the step between rows that are tried in pieces."""
 _TOLERANCE = 1e-9
-_TOLERANCE_OF_LARGE = 1e-6
+_TOLERANCE_OF_LARGE_VALUES = 1e-6
 """The tolerance on a graph with large values, for which scores and their exponentials round more."""
 _PERTURBATION = 0.1
 
@@ -64,9 +64,9 @@ _MARGIN = 1.25
 """A margin for the temporaries of operators: a copy of an index, partial sums."""
 _FEW_NODES, _MORE_NODES = 64, 320
 _FEW_EDGES, _MORE_EDGES = 256, 1280
-_SKEWED = 1.5
+_SKEW_BOUND = 1.5
 """How much more memory a layer may take if one row has all the edges."""
-_GROWN, _DOUBLED = 1.2 * _MORE_NODES / _FEW_NODES, 1.2 * 2
+_GROWTH_BOUND, _DOUBLING_BOUND = 1.2 * _MORE_NODES / _FEW_NODES, 1.2 * 2
 """How much more memory it may take for this many more nodes and edges, and for twice as many edges of one row."""
 
 
@@ -283,7 +283,7 @@ class _Probe:
             try:
                 with torch.no_grad():
                     found = self.layer.call(sharing(self.unused, self.layer.where), self.x_NC, self.near)
-                are = self._finite(found)
+                are = self._are_finite(found)
             except Exception:  # of the user's code, which is told when it is checked
                 return 0.0
             return float(are.double().mean()) if are.numel() else 1.0
@@ -297,7 +297,7 @@ class _Probe:
             self.of_fractions = False
             self.x_NC, self.near, self.offsets_N1 = before
 
-    def _finite(self, found_NX: Tensor) -> Tensor:
+    def _are_finite(self, found_NX: Tensor) -> Tensor:
         """Return which numbers of rows with in-edges are finite; other rows may hold an aggregation's result for
         nothing."""
         has_edges_N = self.offsets_N1.diff() > 0
@@ -306,7 +306,7 @@ class _Probe:
     def find_dropout(self) -> None:
         """Find what the layer drops entries from; refuse anything but nodes and edges."""
         discovery = Discovery(self.near)
-        self._whole(discovery)
+        self._run_whole(discovery)
         if discovery.other_shapes:
             shape = list(discovery.other_shapes[0])
             raise self.layer.refuse(f"it drops entries of a tensor of shape {shape}, not a row a node or edge")
@@ -314,20 +314,20 @@ class _Probe:
             raise self.layer.refuse("dropout in evaluation is not supported; give F.dropout(…, training=self.training)")
         self.dropped = discovery.calls
 
-    def _masked(self, near: Neighbourhood) -> AbstractContextManager[Any]:
+    def _dropout_masks(self, near: Neighbourhood) -> AbstractContextManager[Any]:
         """Return a context with any masks for a run on ``near``; in pairs and without masks, dropout is not watched."""
         if self.layer.pairs and not self.dropped:
             return nullcontext()
         return InnerDropout(near, self.dropped, lambda call, p: EdgeDropout(p, 1, 1, call + 1), self.layer.where)
 
     def _forward(self, near: Neighbourhood, x_SC: Tensor, module: nn.Module | None = None) -> Tensor:
-        with self._masked(near):
+        with self._dropout_masks(near):
             return self.layer.forward(module or self.module, x_SC, near)
 
     def _backward(
         self, near: Neighbourhood, x_SC: Tensor, gradient_RO: Tensor, module: nn.Module | None = None
     ) -> tuple[Tensor | None, list[Tensor | None]]:
-        with self._masked(near):
+        with self._dropout_masks(near):
             return self.layer.backward(module or self.module, x_SC, near, gradient_RO, self.parameters, trains=True)
 
     def check_whole(self) -> tuple[int, ...]:
@@ -338,24 +338,24 @@ class _Probe:
 
         given, unused = x_NC.clone(), ModuleState(self.module)
         before = torch.default_generator.manual_seed(1).get_state()
-        first = self._whole(self._masked(self.near))
+        first = self._run_whole(self._dropout_masks(self.near))
         drawn = not torch.equal(before, torch.random.get_rng_state())
         rows = self.near.rows
         if not isinstance(first, Tensor) or first.dim() < 1 or len(first) != rows or first.dtype != x_NC.dtype:
             of_others = isinstance(first, Tensor) and first.dtype != x_NC.dtype
             types = f", but {first.dtype} where x is {x_NC.dtype}" if of_others else ""
             raise layer.refuse(f"it does not give one row of numbers a node{types}")
-        if first.numel() and not self._finite(first).any():
+        if first.numel() and not self._are_finite(first).any():
             raise layer.refuse("none of what it gives on a small graph is a finite number")
         run_once, kept = ModuleState(self.module), unused.spoil()
-        again = self._whole(self._masked(self.near))
-        if kept and not _same(again, first):
+        again = self._run_whole(self._dropout_masks(self.near))
+        if kept and not _almost_equal(again, first):
             raise layer.refuse(f"it uses its attribute {kept[0]} of another run, and is run once for every tile")
         for what in run_once.changed(tensors=False):
             raise layer.refuse(f"it changes its {what} whenever it is run, which is once for every tile")
         if not torch.equal(x_NC, given):
             raise layer.refuse("it writes into the rows that it is given; let it work on x.clone()")
-        if drawn or not _same(again, first):
+        if drawn or not _almost_equal(again, first):
             when = " in training" if self.training else ""
             raise layer.refuse(
                 f"it draws random numbers{when} other than by F.dropout, which could not be drawn again for the "
@@ -371,11 +371,11 @@ class _Probe:
         found = list[list[Tensor | None]]()
 
         def run(layer: Layer) -> None:
-            with self._masked(self.near):
+            with self._dropout_masks(self.near):
                 found.append([layer.forward(self.module, self.x_NC, self.near)])
             if self.record:
                 given = self.module, self.x_NC, self.near, gradient_NO, self.parameters
-                with self._masked(self.near):
+                with self._dropout_masks(self.near):
                     of_rows, of_parameters = layer.backward(*given, trains=True)
                 found[-1] += of_rows, *of_parameters
 
@@ -387,7 +387,7 @@ class _Probe:
         except Exception:  # of code that cannot do with stand-ins for its rows
             return False
         pairs = zip(*found, strict=True)
-        is_same = all(a is b if a is None or b is None else _same(b, a) for a, b in pairs)
+        is_same = all(a is b if a is None or b is None else _almost_equal(b, a) for a, b in pairs)
         return is_same and taken[1] < taken[0]
 
     def check_own(self) -> None:
@@ -398,10 +398,10 @@ class _Probe:
         expected = self._forward(near, self.x_NC)
         with in_modes({part: not part.training for part in layer.module.modules()}):
             result = self._forward(near, self.x_NC)
-        with self._masked(near):
+        with self._dropout_masks(near):
             gradient_NO = torch.ones_like(expected)
             _, found = layer.backward(self.module, self.x_NC, near, gradient_NO, originals, trains=False)
-        if not _same(result, expected) or any(gradient is not None for gradient in found):
+        if not _almost_equal(result, expected) or any(gradient is not None for gradient in found):
             raise layer.refuse(
                 "a function that it keeps refers to the layer itself, and would in every thread's copy; use a method"
             )
@@ -411,17 +411,17 @@ class _Probe:
         near = self.near
         order_E = torch.randperm(near.edge_index_2E.shape[1], generator=self.generator)
         order_E = order_E[near.edge_index_2E[1, order_E].argsort(stable=True)]
-        other = _of_edges(near, order_E)
+        other = _select_edges(near, order_E)
         with Discovery(near):  # nothing is dropped: repeated edges are told apart by their order
             result = self.layer.forward(self.module, self.x_NC, other)
             expected = self.layer.forward(self.module, self.x_NC, near)
-        if not _same(result, expected):
+        if not _almost_equal(result, expected):
             raise self.layer.refuse("what it gives depends on the order of edges, which a store does not keep")
 
     def check_tiles(self, height: int = _TILE) -> set[int]:
         """Return which parameters take no part in the result. Refuse a layer that gives something else tile by tile."""
-        with self._failing("some rows with their in-neighbours, or without any"):
-            agrees, unused = self._compared(height, self._run_tile, every=height, differentiated=self.record)
+        with self._refusing_failures("some rows with their in-neighbours, or without any"):
+            agrees, unused = self._matches_whole_graph(height, self._run_tile, every=height, differentiated=self.record)
         if not agrees:
             raise self.layer.refuse(
                 "what it gives for a node depends on more than the node, its in-neighbours and the edges between them, "
@@ -439,7 +439,7 @@ class _Probe:
             return None
         self.layer = replace(layer, pairs=True)
         try:
-            agrees, unused = self._compared(_TILE, self._run_tile, every=_TILE, differentiated=self.record)
+            agrees, unused = self._matches_whole_graph(_TILE, self._run_tile, every=_TILE, differentiated=self.record)
             return unused if agrees else None
         except Exception:  # of code that takes no pairs, which may raise anything
             return None
@@ -450,7 +450,7 @@ class _Probe:
         """Return what it adds up over edges."""
 
         def run(finding: Finding) -> None:
-            with self._masked(self.near), finding, torch.no_grad():
+            with self._dropout_masks(self.near), finding, torch.no_grad():
                 replace(self.layer, looks_up=False).run(self.module, self.x_NC, self.near)
             self.together.update(dict.fromkeys(finding.together))
 
@@ -463,15 +463,17 @@ class _Probe:
         def run(tile: TileEdges, gradient_RO: Tensor) -> tuple[Tensor, Iterable[Part]]:
             if len(tile.indices_E) <= _PIECE:
                 return self._run_tile(tile, gradient_RO)
-            row = SplitRow(self.layer, self.module, calls, self._masked, tile, _PIECE, self.x_NC)
+            row = SplitRow(self.layer, self.module, calls, self._dropout_masks, tile, _PIECE, self.x_NC)
             return row.forward(), row.backward(gradient_RO, self.parameters, trains=True)
 
         try:
-            return bool(calls) and self._compared(1, run, every=_OF_ROWS, differentiated=differentiated)[0]
+            return (
+                bool(calls) and self._matches_whole_graph(1, run, every=_PIECE_STRIDE, differentiated=differentiated)[0]
+            )
         except Exception:  # of the user's code, which may raise anything on a piece: then it is run whole
             return False
 
-    def _compared(
+    def _matches_whole_graph(
         self,
         height: int,
         run: Callable[[TileEdges, Tensor], tuple[Tensor, Iterable[Part]]],
@@ -486,23 +488,23 @@ class _Probe:
         nodes = self.near.rows
         gradient_NO[torch.arange(nodes) % every >= height] = 0
         whole = self._backward(self.near, self.x_NC, gradient_NO)
-        expected = [_or_zero(whole[0], self.x_NC), *map(_or_zero, whole[1], self.parameters)]
+        expected = [_zeros_if_none(whole[0], self.x_NC), *map(_zeros_if_none, whole[1], self.parameters)]
         found = [torch.zeros_like(part) for part in expected]
         unused = {i for i, part in enumerate(whole[1]) if part is None}
         for start in range(0, nodes, every):
-            tile = self._tile(start, height)
+            tile = self._cut_tile(start, height)
             here = slice(start, start + tile.rows)
             rows_RO, parts = run(tile, gradient_NO[here])
-            if not _same(rows_RO, values_NO[here], self.tolerance):
+            if not _almost_equal(rows_RO, values_NO[here], self.tolerance):
                 return False, unused
             for own, others, d_parameters in parts if differentiated else ():
                 found[0][here] += own
                 if others is not None:
                     found[0][others[0]] += others[1]
                 for total, part in zip(found[1:], d_parameters, strict=False):
-                    total += _or_zero(part, total)
+                    total += _zeros_if_none(part, total)
         pairs = zip(found, expected, strict=True) if differentiated else ()
-        return all(_same(*pair, self.tolerance) for pair in pairs), unused
+        return all(_almost_equal(*pair, self.tolerance) for pair in pairs), unused
 
     def _run_tile(self, tile: TileEdges, gradient_RO: Tensor) -> tuple[Tensor, Iterable[Part]]:
         """Run a tile by the copy that has run before, or, for every other tile, by a new one."""
@@ -513,7 +515,7 @@ class _Probe:
 
         def parts() -> Iterator[Part]:
             d_x, of_parameters = self._backward(near, x_SC, gradient_RO, module)
-            d_x = _or_zero(d_x, x_SC)
+            d_x = _zeros_if_none(d_x, x_SC)
             yield d_x[: near.rows], (near.others_S, d_x[near.rows :]), of_parameters
 
         return self._forward(near, x_SC, module), parts()
@@ -531,7 +533,7 @@ class _Probe:
     def grow(self) -> None:
         """Use another graph, with more rows, nodes of many edges, and a row and an edge into it with large values."""
         some = {"nodes": _MANY_NODES, "edges": _MANY_EDGES, "of_hubs": _HUB_EDGES}
-        self.tolerance = _TOLERANCE_OF_LARGE
+        self.tolerance = _TOLERANCE_OF_LARGE_VALUES
         self.x_NC, self.near, self.offsets_N1 = self._small_graph(loops=_LOOPS, **some)
         of_rows = (self.x_NC[: self.near.rows], self.whole), (self.x_NC[self.near.rows :], self.whole)
         of_edges = (self.near.weight_E, self.whole_weights), (self.near.features_EK, self.whole_features)
@@ -546,9 +548,9 @@ class _Probe:
         """Refuse a layer for which a graph without any edges differs from rows without edges."""
         has_none_N = self.offsets_N1.diff() == 0
         expected = self._forward(self.near, self.x_NC)[has_none_N]
-        with self._failing("a graph without edges"):
-            found = self._forward(_of_edges(self.near, slice(0)), self.x_NC)
-        if found.shape[:1] != has_none_N.shape or not _same(found[has_none_N], expected, self.tolerance):
+        with self._refusing_failures("a graph without edges"):
+            found = self._forward(_select_edges(self.near, slice(0)), self.x_NC)
+        if found.shape[:1] != has_none_N.shape or not _almost_equal(found[has_none_N], expected, self.tolerance):
             raise self.layer.refuse(
                 "it makes something else of a graph that has no edges at all than of rows without any"
             )
@@ -572,7 +574,7 @@ class _Probe:
                         found = self._forward(self.near, self.x_NC)
                 except Exception:  # of the user's code, which may make tensors of these sizes
                     continue
-                if found.shape == expected.shape and not _same(found, expected, self.tolerance):
+                if found.shape == expected.shape and not _almost_equal(found, expected, self.tolerance):
                     raise self.layer.refuse(
                         "it goes another way by how many rows or edges it is given, which is fewer for a tile than for "
                         "the graph"
@@ -594,21 +596,21 @@ class _Probe:
             rows = nodes // 2
             sources = torch.randint(rows if layer.own else 0, nodes, (edges,), generator=generator)
             targets = torch.randint(0, 1 if skewed else rows, (edges,), generator=generator).sort().values
-            near = self._edges(torch.stack((sources, targets)), rows, dtype, generator)
+            near = self._make_neighbourhood(torch.stack((sources, targets)), rows, dtype, generator)
             near = replace(near, others_S=torch.arange(rows, nodes))
-            x_SC = self._numbers(nodes, self.layer.columns, self.whole, dtype, generator)
+            x_SC = self._random_numbers(nodes, self.layer.columns, self.whole, dtype, generator)
             gradient_RO = torch.randn(rows, outputs, generator=generator, dtype=dtype)
             carried = [v for v in (near.weight_E, near.features_EK) if v is not None]
             offsets, here = torch.tensor([0, edges]), sources.sort().values
             row = TileEdges(here, offsets, 0, nodes, weight_E=near.weight_E, features_EK=near.features_EK)
-            whole = SplitRow(layer, module, calls, self._masked, row, edges, x_SC)
+            whole = SplitRow(layer, module, calls, self._dropout_masks, row, edges, x_SC)
             known = [x_SC, gradient_RO, near.edge_index_2E, *carried, *module.parameters(), *module.buffers()]
 
             def compute() -> object:
                 if split:
                     parts = whole.backward(gradient_RO[:1], parameters, trains=True) if record else [whole.forward()]
                     return sum(1 for _ in parts)
-                with self._masked(near):
+                with self._dropout_masks(near):
                     if record:
                         return layer.backward(module, x_SC, near, gradient_RO, parameters, trains=True)
                     return layer.forward(module, x_SC, near)
@@ -616,12 +618,12 @@ class _Probe:
             return Watch.of(compute, known)
 
         base, skewed, padding = run(_FEW_NODES, _FEW_EDGES), run(_FEW_NODES, _FEW_EDGES, True).peak_bytes, 0
-        if skewed > _SKEWED * base.peak_bytes:
+        if skewed > _SKEW_BOUND * base.peak_bytes:
             half = run(_FEW_NODES, _FEW_EDGES // 2, True).peak_bytes
-            if not layer.pairs or skewed > _DOUBLED * half:
+            if not layer.pairs or skewed > _DOUBLING_BOUND * half:
                 raise layer.refuse("it takes memory for every node or edge times the most edges of any row")
             padding = (skewed - half) // (_FEW_EDGES // 2 * (_FEW_NODES // 2))
-        elif run(_MORE_NODES, _MORE_EDGES).peak_bytes > _GROWN * base.peak_bytes:
+        elif run(_MORE_NODES, _MORE_EDGES).peak_bytes > _GROWTH_BOUND * base.peak_bytes:
             raise layer.refuse("it takes memory for every row times every edge, which no budget can hold")
         of_edges, of_nodes = run(_FEW_NODES, _MORE_EDGES), run(_MORE_NODES, _FEW_EDGES)
         more_edges = max(0, of_edges.peak_bytes - base.peak_bytes) / (_MORE_EDGES - _FEW_EDGES)
@@ -648,17 +650,17 @@ class _Probe:
         here = self.layer.forward(self.module, self.x_NC, self.near)
         other = sharing(self.unused, self.layer.where).train(not self.training)
         try:
-            return not _same(self.layer.forward(other, self.x_NC, self.near), here)
+            return not _almost_equal(self.layer.forward(other, self.x_NC, self.near), here)
         except Exception:
             return True
 
-    def _whole(self, dropout: AbstractContextManager[Any]) -> Tensor:
-        with self._failing("a small graph"), dropout, self._loops_counted(), torch.no_grad():
+    def _run_whole(self, dropout: AbstractContextManager[Any]) -> Tensor:
+        with self._refusing_failures("a small graph"), dropout, self._requiring_num_nodes(), torch.no_grad():
             result: Tensor = self.layer.call(self.module, self.x_NC, self.near)
         return result
 
     @contextmanager
-    def _failing(self, on: str) -> Iterator[None]:
+    def _refusing_failures(self, on: str) -> Iterator[None]:
         """A context in which a failure of the user's code ``on`` this becomes a refusal."""
         try:
             yield
@@ -668,7 +670,7 @@ class _Probe:
             raise self.layer.refuse(f"it fails on {on}: {first_line(error)}") from error
 
     @contextmanager
-    def _loops_counted(self) -> Iterator[None]:
+    def _requiring_num_nodes(self) -> Iterator[None]:
         """A context that refuses PyG's self-loops without a number of nodes: PyG adds none after the last node with an
         edge, which a tile does not know."""
         from torch_geometric.nn.conv import gcn_conv
@@ -676,7 +678,7 @@ class _Probe:
 
         own, as_before = get_ident(), loop.maybe_num_nodes
 
-        def told(edge_index: Tensor, num_nodes: int | None = None) -> Any:
+        def checked_num_nodes(edge_index: Tensor, num_nodes: int | None = None) -> Any:
             if num_nodes is None and get_ident() == own:
                 raise self.layer.refuse(
                     "it adds self-loops without saying how many nodes there are, and PyG adds none to the last ones "
@@ -687,13 +689,13 @@ class _Probe:
 
         with ExitStack() as stack:
             for module in (gcn_conv, laplacian, loop):
-                stack.enter_context(mock.patch.object(module, "maybe_num_nodes", told))
+                stack.enter_context(mock.patch.object(module, "maybe_num_nodes", checked_num_nodes))
             yield
 
-    def _tile(self, start: int, rows: int) -> TileEdges:
+    def _cut_tile(self, start: int, rows: int) -> TileEdges:
         near, offsets = self.near, self.offsets_N1
         stop = min(start + rows, near.rows)
-        here = _of_edges(near, slice(int(offsets[start]), int(offsets[stop])))
+        here = _select_edges(near, slice(int(offsets[start]), int(offsets[stop])))
         return TileEdges(
             here.edge_index_2E[0],
             offsets[start : stop + 1] - offsets[start],
@@ -709,7 +711,7 @@ class _Probe:
         """Return a graph with ``loops`` self-loops, if edges are within a type. It has repeated edges, rows without
         in-edges, a tile's last one and a whole tile among them, and a node with many out-edges and one with many
         in-edges."""
-        generator, others = self.generator, int(_FEWER * nodes) if self.layer.own else 0
+        generator, others = self.generator, int(_OTHER_TYPE_SHARE * nodes) if self.layer.own else 0
         sources = torch.randint(0, others or nodes, (edges,), generator=generator)
         targets = torch.randint(0, nodes - len(_WITHOUT_EDGES), (edges,), generator=generator)
         targets += len(_WITHOUT_EDGES) * (targets >= _WITHOUT_EDGES.start)
@@ -723,16 +725,16 @@ class _Probe:
         again = slice(loops, loops + _REPEATS)
         sources, targets = torch.cat((sources, sources[again])), torch.cat((targets, targets[again]))
         order = (targets * (nodes + others) + sources).argsort(stable=True)
-        near = self._edges(torch.stack((sources, targets))[:, order], nodes, torch.float64, generator)
+        near = self._make_neighbourhood(torch.stack((sources, targets))[:, order], nodes, torch.float64, generator)
         near = replace(near, others_S=torch.arange(nodes, nodes + others))
         counts = torch.bincount(targets, minlength=nodes)
         offsets = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
-        x_NC = self._numbers(nodes + others, self.layer.columns, self.whole, torch.float64, generator)
+        x_NC = self._random_numbers(nodes + others, self.layer.columns, self.whole, torch.float64, generator)
         positive = self.layer.positive_columns
         x_NC[:, positive] = x_NC[:, positive].abs() + 0.1
         return x_NC, near, offsets
 
-    def _numbers(
+    def _random_numbers(
         self, rows: int, columns: int, whole: Sequence[int], dtype: torch.dtype, generator: torch.Generator
     ) -> Tensor:
         """Return random numbers; zeros and ones in columns that must be ``whole`` numbers."""
@@ -741,12 +743,14 @@ class _Probe:
         found[:, list(whole)] = (normal[:, list(whole)] > 0).to(dtype)
         return found
 
-    def _edges(self, edge_index: Tensor, rows: int, dtype: torch.dtype, generator: torch.Generator) -> Neighbourhood:
+    def _make_neighbourhood(
+        self, edge_index: Tensor, rows: int, dtype: torch.dtype, generator: torch.Generator
+    ) -> Neighbourhood:
         """Return edges into the first ``rows`` nodes, with their data."""
         edges, carried = edge_index.shape[1], self.layer.edge_data
         weight = 0.1 + torch.rand(edges, generator=generator, dtype=dtype)
         weight = (weight > 0.5).to(dtype) if self.whole_weights else weight
-        features = self._numbers(edges, self.edge_features, self.whole_features, dtype, generator)
+        features = self._random_numbers(edges, self.edge_features, self.whole_features, dtype, generator)
         return Neighbourhood(
             0,
             rows,
@@ -757,7 +761,7 @@ class _Probe:
         )
 
 
-def _same(found: Tensor, expected: Tensor, tolerance: float = _TOLERANCE) -> bool:
+def _almost_equal(found: Tensor, expected: Tensor, tolerance: float = _TOLERANCE) -> bool:
     """Whether two results are equal except for rounding; NaN equals NaN."""
     finite = expected[expected.isfinite()]
     scale = float(finite.abs().max()) if finite.numel() else 0.0
@@ -766,11 +770,11 @@ def _same(found: Tensor, expected: Tensor, tolerance: float = _TOLERANCE) -> boo
     )
 
 
-def _of_edges(near: Neighbourhood, which: slice | Tensor) -> Neighbourhood:
+def _select_edges(near: Neighbourhood, which: slice | Tensor) -> Neighbourhood:
     """Return the graph with only these of its edges, in this order."""
     weight_E, features_EK = (None if v is None else v[which] for v in (near.weight_E, near.features_EK))
     return replace(near, edge_index_2E=near.edge_index_2E[:, which], weight_E=weight_E, features_EK=features_EK)
 
 
-def _or_zero(gradient: Tensor | None, like: Tensor) -> Tensor:
+def _zeros_if_none(gradient: Tensor | None, like: Tensor) -> Tensor:
     return torch.zeros_like(like) if gradient is None else gradient

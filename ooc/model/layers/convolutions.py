@@ -44,7 +44,7 @@ from ooc.errors import ModelError
 from ooc.kernels.functions import Rectified
 from ooc.model.graph import Scaling
 from ooc.model.layers import attention, principal, several_hops
-from ooc.model.layers.attention import edge_term, of_linear
+from ooc.model.layers.attention import edge_term, linear_weights
 from ooc.model.layers.edge_functions import EdgeTerm, FunctionSum
 from ooc.model.layers.layer import Call, Graph, NoFormulaError
 from ooc.model.layers.relational import lower_han, lower_hgt, lower_rgat, lower_rgcn
@@ -84,9 +84,9 @@ def lower_convolution(
     lower, types = _LOWERINGS.get(type(conv)), assembly.setting.types
     if lower is not None and (replaced := replaced_part(conv)):
         lower, where = None, f"{where}, run as it is because of its {replaced}"
-    if type(conv) in _OF_ALL_TYPES and (lower is None or types is None):
+    if type(conv) in _ALL_TYPES_CONVS and (lower is None or types is None):
         raise ModelError(f"{where} is for graphs with types of nodes or edges, and as PyG has it")
-    if types is not None and type(conv) in _OF_ANY_AGGREGATION and conv.aggr not in ALL_KNOWN:
+    if types is not None and type(conv) in _ANY_AGGREGATION_CONVS and conv.aggr not in ALL_KNOWN:
         lower = None
     if isinstance(conv, SparseLinear):
         raise ModelError(
@@ -95,8 +95,8 @@ def lower_convolution(
         )
     if lower is None:
         return as_it_is(where, args, kwargs)
-    arguments = _bound(conv, args, kwargs)
-    if type(conv) in _OF_ALL_TYPES:
+    arguments = _bind_arguments(conv, args, kwargs)
+    if type(conv) in _ALL_TYPES_CONVS:
         return lower(conv, Call(where, arguments, assembly, trace))
     graph = arguments["edge_index"]
     if not isinstance(graph, Graph):
@@ -117,7 +117,7 @@ def lower_convolution(
         return as_it_is(where, args, kwargs)
 
 
-def _bound(conv: gnn.MessagePassing, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _bind_arguments(conv: gnn.MessagePassing, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call by name, with defaults. Hyperedges count as edges."""
     bound = inspect.signature(type(conv).forward).bind(conv, *args, **kwargs)
     bound.apply_defaults()
@@ -152,7 +152,7 @@ def _gen(conv: Any, call: Call) -> Value:
     assembly, x, eps = call.assembly, call.matrix("x"), float(conv.eps)
     source = sum_of_maps(call, [conv.lin_src], [x]) if hasattr(conv, "lin_src") else x
     if call.takes("edge_attr", EdgeData.FEATURES):
-        out = softmax_of(conv, call, source, _term(call, getattr(conv, "lin_edge", None), source), eps)
+        out = softmax_of(conv, call, source, _edge_term(call, getattr(conv, "lin_edge", None), source), eps)
     else:
         out = aggregated(call, assembly.rowwise(call.where, lambda rows: rows.relu() + eps, [source]), conv.aggr, conv)
     if hasattr(conv, "lin_aggr_out"):
@@ -168,7 +168,7 @@ def _sage(conv: Any, call: Call) -> Value:
     source, x = call.ends("x")
     if conv.project:
         source = assembly.rectified(sum_of_maps(call, [conv.lin], [source]))
-    found = _with_root(conv, call, (source, x), conv.lin_l, conv.lin_r if conv.root_weight else None)
+    found = _add_root(conv, call, (source, x), conv.lin_l, conv.lin_r if conv.root_weight else None)
     if conv.normalize:
         found = assembly.rowwise(call.where, lambda rows: F.normalize(rows, p=2.0, dim=-1), [found])
     return found
@@ -178,10 +178,10 @@ def _graph(conv: Any, call: Call) -> Value:
     source, x = call.ends("x")
     weighted = call.takes("edge_weight", EdgeData.WEIGHT)
     call.needs(conv.aggr in SUMS or not weighted)
-    return _with_root(conv, call, (source, x), conv.lin_rel, conv.lin_root, weighted)
+    return _add_root(conv, call, (source, x), conv.lin_rel, conv.lin_root, weighted)
 
 
-def _with_root(
+def _add_root(
     conv: Any, call: Call, ends: tuple[Value, Value], linear: Any, root: Any, weighted: bool = False
 ) -> Value:
     """Return a linear map of the aggregated neighbours, plus one of the row itself if there is a ``root``."""
@@ -215,19 +215,19 @@ def _gine(conv: Any, call: Call) -> Value:
     source, x = call.ends("x")
     if not call.takes("edge_attr", EdgeData.FEATURES):
         raise call.refuse("it is not given the features of edges; let the model's forward take edge_attr")
-    term = _term(call, conv.lin, source)
+    term = _edge_term(call, conv.lin, source)
     rectified = partial(FunctionSum, channels=1, functions=lambda groups: Rectified(), term=term)
     return _gin_update(conv, call, call.per_edge(rectified, source), x)
 
 
-def _term(call: Call, linear: Any, source: Value) -> EdgeTerm:
+def _edge_term(call: Call, linear: Any, source: Value) -> EdgeTerm:
     """Return what edge features add to rows of ``source``, through ``linear`` if there is one."""
     if linear is None:
         into = call.num_edge_features
         if into != source.columns:
             raise call.refuse(f"nodes have {source.columns} features here, edges {into}; give edge_dim={into}")
         return EdgeTerm(into, 1)
-    term, into = edge_term(call, *of_linear(call, linear), columns=1), linear.weight.shape[0]
+    term, into = edge_term(call, *linear_weights(call, linear), columns=1), linear.weight.shape[0]
     if into != source.columns:
         raise call.refuse(f"its edges add {into} columns to {source.columns}")
     return term
@@ -337,9 +337,9 @@ _AGGREGATIONS: dict[str, type[nn.Module]] = {
     "softmax": gnn.SoftmaxAggregation,
     VARIANCE_PRESERVING: gnn.VariancePreservingAggregation,
 }
-_OF_ALL_TYPES = (gnn.HGTConv, gnn.HANConv, gnn.RGCNConv, gnn.FastRGCNConv, gnn.RGATConv)
+_ALL_TYPES_CONVS = (gnn.HGTConv, gnn.HANConv, gnn.RGCNConv, gnn.FastRGCNConv, gnn.RGATConv)
 """Convolutions that are given edges of all types at once."""
-_OF_ANY_AGGREGATION = (gnn.SAGEConv, gnn.GraphConv, gnn.GINConv)
+_ANY_AGGREGATION_CONVS = (gnn.SAGEConv, gnn.GraphConv, gnn.GINConv)
 _LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Any]] = {
     gnn.ClusterGCNConv: _cluster_gcn,
     gnn.GCNConv: _gcn,

@@ -264,7 +264,7 @@ class Layer:
             if self.pairs and not near.stands_in and near.rows < x_SC.shape[0]:
                 rows = {name: (part, part[: near.rows]) for name, part in rows.items()}
         edge_index = edge_index.flip(0) if self.sums_at_sources else edge_index
-        arguments = {**self.plain, **given_as(rows, self.ends), self.edges: edge_index}
+        arguments = {**self.plain, **combine_ends(rows, self.ends), self.edges: edge_index}
         for name, one in self.carried.items():
             values = stored[one.data]
             assert values is not None
@@ -404,7 +404,7 @@ def layer_of(
         flipped=any(graph.flipped for graph in edges.values()),
         ends=ends,
         relation=relation,
-        counts=tuple(name for name, value in rows.items() if _counts_edges(value)),
+        counts=tuple(name for name, value in rows.items() if _counts_ones(value)),
     )
     if not rows or len(edges) != 1:
         why = "; edges that a layer keeps itself come as an argument, edge_index" if rows and not edges else ""
@@ -447,8 +447,8 @@ def _own_rows(layer: Layer, rows: Mapping[str, Value]) -> tuple[str, ...]:
     for name, space in spaces.items():
         if space not in wanted[name]:
             edges = "its edges" if relation is None else f"the edges {relation}"
-            told = " or ".join(sorted(map(repr, wanted[name])))
-            raise layer.refuse(f"{name} has rows of {space!r} where {edges} have {told}")
+            wanted_types = " or ".join(sorted(map(repr, wanted[name])))
+            raise layer.refuse(f"{name} has rows of {space!r} where {edges} have {wanted_types}")
     own = tuple(name for name, space in spaces.items() if space == target) if source != target else ()
     if own and layer.sums_at_sources:
         raise layer.refuse("PyG's flow is for nodes of one type; between two give it edge_index.flip(0)")
@@ -458,7 +458,7 @@ def _own_rows(layer: Layer, rows: Mapping[str, Value]) -> tuple[str, ...]:
     return own
 
 
-def given_as(rows: Mapping[str, Any], ends: Mapping[str, tuple[str | None, str | None]]) -> dict[str, Any]:
+def combine_ends(rows: Mapping[str, Any], ends: Mapping[str, tuple[str | None, str | None]]) -> dict[str, Any]:
     """Return the arguments made of matrices by name: single ones as they are, others combined to pairs as ``ends``
     says. A matrix that is a pair already has one for each end."""
     found = {name: one for name, one in rows.items() if not any(name in pair for pair in ends.values())}
@@ -470,13 +470,13 @@ def given_as(rows: Mapping[str, Any], ends: Mapping[str, tuple[str | None, str |
     return found | {name: tuple(at(end, one) for end, one in enumerate(pair)) for name, pair in ends.items()}
 
 
-def _counts_edges(value: Value) -> bool:
+def _counts_ones(value: Value) -> bool:
     """Whether it is made of sums of ones alone."""
-    return isinstance(value, Ones) or (bool(value.inputs) and all(map(_counts_edges, value.inputs)))
+    return isinstance(value, Ones) or (bool(value.inputs) and all(map(_counts_ones, value.inputs)))
 
 
 @cache
-def _lean() -> dict[type[nn.Module], type[nn.Module]]:
+def _lean_aggregations() -> dict[type[nn.Module], type[nn.Module]]:
     """Return leaner replacements of PyG's aggregations. Quantiles and medians are found column by column, by the
     indices of entries, so that nothing sorted is kept for the gradient; for rows without edges, as tiles have, PyG's
     would look for entry -1. The sort needs no place in every row for as many entries as the longest has, and takes the
@@ -506,15 +506,15 @@ def inspectors(module: nn.Module) -> dict[int, Any]:
     return {id(one): one for one in found if type(one).__module__ == "torch_geometric.inspector"}
 
 
-def computed(module: nn.Module) -> dict[int, Tensor]:
+def computed_tensors(module: nn.Module) -> dict[int, Tensor]:
     """Return tensors that calls have left in ``module``, by id, detached: they cannot be copied with their autograd
     history."""
-    kept = (value for part in module.modules() for value in vars(part).values() if not _is_nothing(value))
+    kept = (value for part in module.modules() for value in vars(part).values() if not _holds_no_tensor(value))
     leaves = (leaf for value in kept for leaf in tree_leaves(value))
     return {id(leaf): leaf.detach() for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_leaf}
 
 
-def _is_nothing(value: object) -> bool:
+def _holds_no_tensor(value: object) -> bool:
     """Whether it cannot hold a tensor: most attributes of a module are empty hooks and options."""
     return not value if type(value) in _HOOKS else value is None or isinstance(value, (bool, int, float, str))
 
@@ -535,7 +535,7 @@ def in_modes(modes: Mapping[nn.Module, bool]) -> Iterator[None]:
 def sharing(module: nn.Module, where: str) -> nn.Module:
     """Return a copy of ``module`` that shares its parameters and buffers, but has its own mode and its own attributes
     between calls. Raises ModelError if it cannot be copied."""
-    known = inspectors(module) | computed(module)
+    known = inspectors(module) | computed_tensors(module)
     known |= {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
         raise ModelError(f"{where} has a scripted part, whose copies have parameters of their own; leave out torch.jit")
@@ -548,6 +548,6 @@ def sharing(module: nn.Module, where: str) -> nn.Module:
     except Exception as error:
         raise ModelError(f"{where} cannot be copied for every thread: {type(error).__name__}: {error}") from error
     for part in copied.modules():
-        if (lean := _lean().get(type(part))) is not None:
+        if (lean := _lean_aggregations().get(type(part))) is not None:
             part.__class__ = lean
     return copied

@@ -47,13 +47,13 @@ class LinkLosses(MessagePassing):  # type: ignore[misc]
         return self.loss(scores_E, (label > 0).to(scores_E.dtype))[:, None]  # whatever it is tried with
 
 
-class OfLinks(Opaque):
+class LinkLossSums(Opaque):
     """The sums of links' losses in training, at their heads."""
 
     direction = Direction.LINKS
 
 
-class OfScoredLinks(OfLinks):
+class LinkScores(LinkLossSums):
     """The scores of links, each written to its place in ``scores`` [E]; ``offsets`` [N + 1]: where those of each head
     begin. The pulled values have no meaning."""
 
@@ -63,7 +63,7 @@ class OfScoredLinks(OfLinks):
 
     @torch.no_grad()
     def forward(self, key: Key, tile: TileEdges, source: Tensor | BucketRows, own: Tensor, groups: range) -> Tensor:
-        module, most = cast(LinkLosses, self._own_module()), self.edges_at_once(on_device=False)
+        module, most = cast(LinkLosses, self._module_of_thread()), self.edges_at_once(on_device=False)
         first, (tile, source) = tile.start, self.joined(tile, source, own)
         for run in runs(tile, most):
             at = int(self.offsets[run.start - tile.start + first])
@@ -105,7 +105,7 @@ def lower_links(model: LinkPredictor, embeddings: Value, assembly: Assembly) -> 
     if takes_kinds(model.decoder):
         arguments.append(EdgeInput(EdgeData.FEATURES, steps=(("__getitem__", ((slice(None), 0),)), ("long", ()))))
     check_loss(model.loss, assembly.setting.dtype)
-    kind = OfLinks if assembly.setting.training else OfScoredLinks
+    kind = LinkLossSums if assembly.setting.training else LinkScores
     module = LinkLosses(model.decoder, model.loss)
     try:
         with in_modes({part: part.training for part in module.modules()}):

@@ -52,7 +52,7 @@ from ooc.model.graph import Scaling
 from ooc.model.layers.conformance import ProbeResult, check_sizes, probe_layer
 from ooc.model.layers.layer import Layer, layer_of, sharing
 from ooc.model.layers.per_edge import EdgeAggregate, Key, Pulling, Scattered
-from ooc.model.layers.split_rows import Part, SplitRow, added
+from ooc.model.layers.split_rows import Part, SplitRow, add_gradients
 from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData, EdgeWork, PerEdge
@@ -87,7 +87,7 @@ _WAITING_BYTES = 16 << 20
 are added; an average tile has half as many edges."""
 _NUMBER_BYTES = 8
 """Further bytes for the in-neighbour's number."""
-_FEW = 8
+_FEW_NUMBERS = 8
 """Numbers of a parameter small enough that a forward may branch on it, as it may on one whose numbers are all equal."""
 
 
@@ -194,7 +194,7 @@ class Opaque(EdgeAggregate):
         return min(EDGES_AT_ONCE, max(_FEWEST_EDGES, run_bytes // of_edge))
 
     def forward(self, key: Key, tile: TileEdges, source: Tensor | BucketRows, own: Tensor, groups: range) -> Tensor:
-        module, parts = self._own_module(), []
+        module, parts = self._module_of_thread(), []
         tile, source = self.joined(tile, source, own)
         for run, split in self._runs(key, tile, source, {}):
             if split is not None:
@@ -203,14 +203,14 @@ class Opaque(EdgeAggregate):
             near = self._graph(run, len(source))
             x_SC = near.gather(source)
             if self.keep and x_SC.device.type == "cpu":
-                parts.append(self._recorded(key, module, run, near, x_SC, len(source)))
+                parts.append(self._compute_recorded(key, module, run, near, x_SC, len(source)))
             else:
                 parts.append(self._run(key, near, partial(self.layer.forward, module, x_SC, near)))
         return torch.cat(parts)
 
     def _graph(self, run: TileEdges, rows: int) -> Neighbourhood:
         """Return the graph of a run, which is the same in every epoch."""
-        retained, name = run.retained, _name(run, rows)
+        retained, name = run.retained, _run_key(run, rows)
         found: Neighbourhood | None = None if retained is None else retained.get(name)
         if found is not None and not found.edge_index_2E._version:  # nor has the layer written to it
             return replace(found, weight_E=run.weight_E, features_EK=run.features_EK)
@@ -220,11 +220,11 @@ class Opaque(EdgeAggregate):
             retained.keep(name, near.nbytes, lambda: replace(near, weight_E=None, features_EK=None))
         return near
 
-    def _recorded(
+    def _compute_recorded(
         self, key: Key, module: nn.Module, run: TileEdges, near: Neighbourhood, x_SC: Tensor, rows: int
     ) -> Tensor:
         """Return a run's rows computed under autograd, whether retained or not, so that the bits are the same."""
-        name, found = (self, _name(run, rows)), self.probed
+        name, found = (self, _run_key(run, rows)), self.probed
         padding = found.padding_bytes
         edge_bytes = found.edge_bytes + _BYTES_PER_EDGE + (PADDED_EDGE - 1) * padding
         nbytes = near.edge_index_2E.shape[1] * edge_bytes + near.rows * PADDED_ROW * padding
@@ -240,10 +240,10 @@ class Opaque(EdgeAggregate):
 
         result = self._run(key, near, compute)
         if kept is not None:
-            kept += x_SC, near, result, self._when(key)
+            kept += x_SC, near, result, self._parameter_versions(key)
         return result.detach()
 
-    def _when(self, key: Key) -> tuple[int, ...]:
+    def _parameter_versions(self, key: Key) -> tuple[int, ...]:
         """Return epoch and versions of the parameters, which an optimizer's step changes."""
         return key.epoch, *(parameter._version for parameter in self.parameters)
 
@@ -252,13 +252,13 @@ class Opaque(EdgeAggregate):
     ) -> Iterator[tuple[TileEdges, SplitRow | None]]:
         """Yield the runs of a tile. A row with more edges than are taken at once is split; ``totals`` are its own, by
         row."""
-        place, module = tile.indices_E.device, self._own_module()
+        place, module = tile.indices_E.device, self._module_of_thread()
         most = min(edges_at_once(place), self.edges_at_once(on_device=place.type != "cpu"))
         taken, itemsize = self.probed, self.probed.itemsize
-        of_edge = self._of_edge(taken.edge_bytes + taken.node_bytes, itemsize)
+        of_edge = self._bytes_per_edge(taken.edge_bytes + taken.node_bytes, itemsize)
         # A piece of a row takes no more than so many edges of whole rows.
-        piece = max(1, most * of_edge // max(of_edge, self._of_edge(taken.piece_bytes, itemsize)))
-        running = partial(self._running, key)
+        piece = max(1, most * of_edge // max(of_edge, self._bytes_per_edge(taken.piece_bytes, itemsize)))
+        running = partial(self._run_context, key)
         for run in runs(tile, most, pads=bool(self.probed.padding_bytes)):
             row = present(run, len(source)) if self.splits_rows and run.indices_E.shape[0] > most else None
             if row is None or row.indices_E.shape[0] <= most:
@@ -282,17 +282,20 @@ class Opaque(EdgeAggregate):
         sums: list[Tensor | None] = [None] * len(parameters)
         rows = own.new_zeros(tile.rows, self.pulled_target_columns)
         for start, (of_rows, of_others, of_parameters) in parts():
-            sums = [added(total, part) for total, part in zip(sums, of_parameters or [None] * len(sums), strict=True)]
+            sums = [
+                add_gradients(total, part)
+                for total, part in zip(sums, of_parameters or [None] * len(sums), strict=True)
+            ]
             if trains:
                 rows[start : start + of_rows.shape[0]] += of_rows[:, : self.brought.columns]
                 if of_others is not None and isinstance(others, list) and wait and self.source.trains:
-                    others.append(self._of_sources(of_others))
+                    others.append(self._source_columns(of_others))
         if not wait and self.source.trains:
-            others = (self._of_sources(of_others) for _, (_, of_others, _) in parts() if of_others is not None)
+            others = (self._source_columns(of_others) for _, (_, of_others, _) in parts() if of_others is not None)
         pairs = [(p, total) for p, total in zip(parameters, sums, strict=True) if total is not None]
         return Scattered(rows, others, pairs)
 
-    def _of_sources(self, found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def _source_columns(self, found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Return gradients of sources' rows, without the columns that only targets have."""
         return found[0], found[1][:, : self.source.columns]
 
@@ -314,7 +317,7 @@ class Opaque(EdgeAggregate):
     ) -> Iterator[tuple[int, Part]]:
         """Yield the gradients run by run, from a tile's rows of the result's gradient, with where the run's rows begin
         in the tile."""
-        module, trains = self._own_module(), self.rows_train
+        module, trains = self._module_of_thread(), self.rows_train
         for run, split in self._runs(key, tile, source, totals):
             start = run.start - tile.start
             gradient = own[start : start + run.rows]
@@ -322,8 +325,8 @@ class Opaque(EdgeAggregate):
                 for part in split.backward(gradient, parameters, trains=trains):
                     yield start, part
                 continue
-            known = None if run.retained is None else run.retained.take((self, _name(run, len(source))))
-            if known and known[-1] == self._when(key):
+            known = None if run.retained is None else run.retained.take((self, _run_key(run, len(source))))
+            if known and known[-1] == self._parameter_versions(key):
                 x_SC, near, result, _ = known
                 found = gradients_of([result], [x_SC, *parameters], [gradient])
                 d_x, of_parameters = found[0], found[1:]
@@ -339,21 +342,23 @@ class Opaque(EdgeAggregate):
     def target_gradient(self, pulled: Tensor) -> tuple[Tensor, list[tuple[nn.Parameter, Tensor]]]:
         return pulled, []  # those of parameters came with the scattered rows
 
-    def _of_edge(self, own_bytes: int, itemsize: int) -> int:
+    def _bytes_per_edge(self, own_bytes: int, itemsize: int) -> int:
         """Return the bytes of an edge, for a layer that takes ``edge_bytes`` for it, including the node that it
         brings."""
         rows_bytes = (1 + (self.target is not None)) * self.layer.columns * itemsize  # of two matrices, wide as both
-        return own_bytes + rows_bytes + self._masks + _BYTES_PER_EDGE + (PADDED_EDGE - 1) * self.probed.padding_bytes
+        return (
+            own_bytes + rows_bytes + self._mask_bytes + _BYTES_PER_EDGE + (PADDED_EDGE - 1) * self.probed.padding_bytes
+        )
 
     @property
-    def _masks(self) -> int:
+    def _mask_bytes(self) -> int:
         return 2 * max((dropped.row_nbytes for dropped in self.probed.dropped), default=0)  # a loop for each edge
 
     def temporaries(self, itemsize: int) -> tuple[int, int, int]:
         taken, columns, between = self.probed, self.layer.columns, self.target is not None
         of_row = (2 + between) * (columns + self.result) * itemsize + PADDED_ROW * taken.padding_bytes
-        of_row += taken.node_bytes + (1 + between) * columns * itemsize + self._masks
-        return EDGES_AT_ONCE, self._of_edge(taken.edge_bytes + taken.node_bytes, itemsize), of_row
+        of_row += taken.node_bytes + (1 + between) * columns * itemsize + self._mask_bytes
+        return EDGES_AT_ONCE, self._bytes_per_edge(taken.edge_bytes + taken.node_bytes, itemsize), of_row
 
     def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
         _, bytes_per_edge, bytes_per_row = self.temporaries(itemsize)
@@ -405,11 +410,11 @@ class Opaque(EdgeAggregate):
             found = compute()
             if torch.equal(torch.get_rng_state(), before):
                 return found
-        with self._running(key, near):
+        with self._run_context(key, near):
             return compute()
 
     @contextmanager
-    def _running(self, key: Key, near: Neighbourhood) -> Iterator[None]:
+    def _run_context(self, key: Key, near: Neighbourhood) -> Iterator[None]:
         """A context while the layer runs on ``near``: sums in one order, and in training the masks of this epoch, which
         also detect dropout in a layer that had none when tried."""
         where, dropped = self.layer.where, self.probed.dropped
@@ -424,7 +429,7 @@ class Opaque(EdgeAggregate):
         ):
             yield
 
-    def _own_module(self) -> nn.Module:
+    def _module_of_thread(self) -> nn.Module:
         """Return this thread's copy, since a layer may keep state while it runs."""
         module: nn.Module | None = getattr(self._of_thread, "module", None)
         if module is None:
@@ -432,7 +437,7 @@ class Opaque(EdgeAggregate):
         return module
 
 
-def _name(run: TileEdges, rows: int) -> tuple[int, ...]:
+def _run_key(run: TileEdges, rows: int) -> tuple[int, ...]:
     """Return a key of a run of rows and of how many rows it gathers from."""
     return run.start, run.rows, run.indices_E.shape[0], rows
 
@@ -448,7 +453,9 @@ class Content(pickle.Pickler):
             return NotImplemented
         kept = type(one).__name__, one.dtype, one.requires_grad, tuple(one.shape), str(one.device)
         numbers = one.detach().cpu().contiguous().view(-1)
-        is_weights = isinstance(one, nn.Parameter) and len(numbers) > _FEW and bool((numbers != numbers[0]).any())
+        is_weights = (
+            isinstance(one, nn.Parameter) and len(numbers) > _FEW_NUMBERS and bool((numbers != numbers[0]).any())
+        )
         return tuple, ((*kept, None if is_weights else sha256(numbers.view(torch.uint8).numpy().data).digest()),)
 
 

@@ -65,7 +65,7 @@ class Pulling(Enum):
     TARGETS = "targets"
 
 
-def attended(row_bytes: int, heads: int, *, drops: bool = False) -> EdgeWork:
+def attention_work(row_bytes: int, heads: int, *, drops: bool = False) -> EdgeWork:
     """Return the work of GAT's attention, for rows of the result of ``row_bytes`` bytes."""
     edge, head = (one + dropped * drops for one, dropped in zip(_ATTENDED_BYTES, _DROPPED_BYTES, strict=True))
     of_row = heads * _ATTENDED_ROW_BYTES + _ATTENDED_TIMES * row_bytes
@@ -336,7 +336,7 @@ class Attention(EdgeAggregate):
         work = super().work(pulling, itemsize)
         if not self.in_loops:
             return work
-        of_row = attended(self.groups * self.result * itemsize, self.groups // self.slices).bytes_per_row
+        of_row = attention_work(self.groups * self.result * itemsize, self.groups // self.slices).bytes_per_row
         times = (1 + _HEAD_BYTES / (self.slices * self.result * itemsize)) / 2
         return replace(work, bytes_per_edge_and_head=int(times * work.bytes_per_edge_and_head), bytes_per_row=of_row)
 
@@ -371,7 +371,7 @@ class GatAttention(Attention):
         self.negative_slope = negative_slope
 
     def work(self, pulling: Pulling, itemsize: int) -> EdgeWork:
-        return attended(self.groups * self.result * itemsize, self.groups // self.slices, drops=self.p > 0)
+        return attention_work(self.groups * self.result * itemsize, self.groups // self.slices, drops=self.p > 0)
 
     @property
     def upstream_columns(self) -> int:

@@ -25,9 +25,9 @@ from ooc.model.layers.per_edge import Maximum
 from ooc.model.lowering.symbolic import is_linear, replaced_functions
 from ooc.model.lowering.values import RowFunction, Value
 
-_SQUARES = (aggr.VarAggregation, aggr.StdAggregation)
+_FROM_SQUARES = (aggr.VarAggregation, aggr.StdAggregation)
 _EXTREMES = {aggr.MaxAggregation: 1.0, aggr.MinAggregation: -1.0}
-_KNOWN = (aggr.SumAggregation, aggr.MeanAggregation, *_EXTREMES, *_SQUARES)
+_KNOWN_AGGREGATIONS = (aggr.SumAggregation, aggr.MeanAggregation, *_EXTREMES, *_FROM_SQUARES)
 _SCALES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "identity": lambda scaled, degree: torch.ones_like(degree),
     "amplification": lambda scaled, degree: torch.log(degree + 1) / scaled.avg_deg_log,
@@ -57,7 +57,7 @@ def aggregators_of(aggregation: Any) -> list[nn.Module]:
         return []
     for one in found:
         variance = getattr(one, "var_aggr", one)
-        if type(one) not in _KNOWN or replaced_functions(one) or getattr(variance, "semi_grad", False):
+        if type(one) not in _KNOWN_AGGREGATIONS or replaced_functions(one) or getattr(variance, "semi_grad", False):
             return []
     return found
 
@@ -69,11 +69,11 @@ def lower_aggregation(aggregation: Any, call: Call, source: Value) -> Value:
         return assembly.sum([(-1.0, call.per_edge(Maximum, assembly.sum([(-1.0, source)])))])
 
     def found(total_RW: Tensor, *largest_RW: Tensor) -> Tensor:
-        together = torch.cat(_found(aggregators, 0.0, columns, total_RW, *largest_RW), dim=1)
-        return _scaled(aggregation, together, total_RW[:, -1:])
+        together = torch.cat(_finish_aggregations(aggregators, 0.0, columns, total_RW, *largest_RW), dim=1)
+        return _scale_by_degree(aggregation, together, total_RW[:, -1:])
 
-    inputs, parameters = _pulled(call, source, aggregators), [*aggregation.parameters()]
-    inner = _columns_made(found, [value.tail for value in inputs], parameters, assembly.setting.dtype)
+    inputs, parameters = _pull_moments(call, source, aggregators), [*aggregation.parameters()]
+    inner = _count_live_columns(found, [value.tail for value in inputs], parameters, assembly.setting.dtype)
     return assembly.rowwise(call.where, found, inputs, parameters, inner_columns=inner)
 
 
@@ -99,25 +99,27 @@ def lower_pna(conv: Any, call: Call) -> Value:
 
     own = assembly.projection(x, of_own, (*matrices, *biases))
     source = assembly.projection(x, lambda: (part_of(1), None), matrices)
-    inputs = [x, own, *_pulled(call, source, aggregators)]
+    inputs = [x, own, *_pull_moments(call, source, aggregators)]
 
     def updated(x_RC: Tensor, own_RK: Tensor, total_RW: Tensor, *largest_RW: Tensor) -> Tensor:
-        found = _found(aggregators, own_RK, columns, total_RW, *largest_RW)
+        found = _finish_aggregations(aggregators, own_RK, columns, total_RW, *largest_RW)
         by_tower = torch.cat([one.view(-1, towers, conv.F_in) for one in found], dim=2)
         own_RTF = x_RC.view(-1, towers, conv.F_in) if conv.divide_input else x_RC[:, None].expand(-1, towers, -1)
-        joined = torch.cat([own_RTF, _scaled(conv.aggr_module, by_tower, total_RW[:, -1:, None])], dim=2)
+        joined = torch.cat([own_RTF, _scale_by_degree(conv.aggr_module, by_tower, total_RW[:, -1:, None])], dim=2)
         return torch.cat([net(joined[:, tower]) for tower, net in enumerate(conv.post_nns)], dim=1)
 
     parameters = [*conv.post_nns.parameters(), *conv.aggr_module.parameters()]
-    inner = _columns_made(updated, [value.tail for value in inputs], parameters, assembly.setting.dtype)
+    inner = _count_live_columns(updated, [value.tail for value in inputs], parameters, assembly.setting.dtype)
     rows = assembly.rowwise(call.where, updated, inputs, parameters, heavy=True, inner_columns=inner)
     return call.apply(conv.lin, rows)
 
 
-def _pulled(call: Call, source: Value, aggregators: Sequence[nn.Module]) -> list[Value]:
+def _pull_moments(call: Call, source: Value, aggregators: Sequence[nn.Module]) -> list[Value]:
     """Return what rows pull for these aggregations: Σ c_j and Σ c_j², if needed, and their number; and the largest c_j
     or -c_j, or both, for extremes."""
-    are_extremes, squared = ([isinstance(one, kind) for one in aggregators] for kind in (tuple(_EXTREMES), _SQUARES))
+    are_extremes, squared = (
+        [isinstance(one, kind) for one in aggregators] for kind in (tuple(_EXTREMES), _FROM_SQUARES)
+    )
 
     def summands(rows: Tensor) -> Tensor:
         powers = [rows] * (not all(are_extremes)) + [rows * rows] * any(squared)
@@ -131,7 +133,7 @@ def _pulled(call: Call, source: Value, aggregators: Sequence[nn.Module]) -> list
     return found
 
 
-def _found(
+def _finish_aggregations(
     aggregators: Sequence[nn.Module], own: Tensor | float, columns: int, total_RW: Tensor, *largest_RW: Tensor
 ) -> list[Tensor]:
     """Return the result of each aggregation of messages a_i + c_j, where ``own`` is a, with this many columns."""
@@ -159,14 +161,14 @@ def _found(
     return [of(one) for one in aggregators]
 
 
-def _scaled(aggregation: Any, rows: Tensor, degree: Tensor) -> Tensor:
+def _scale_by_degree(aggregation: Any, rows: Tensor, degree: Tensor) -> Tensor:
     """Return rows times the factors of a DegreeScalerAggregation, side by side; unscaled for other aggregations."""
     if type(aggregation) is not aggr.DegreeScalerAggregation:
         return rows
     return torch.cat([rows * _SCALES[name](aggregation, degree) for name in aggregation.scaler], dim=-1)
 
 
-def _columns_made(
+def _count_live_columns(
     function: RowFunction, tails: Sequence[Sequence[int]], parameters: Sequence[Tensor], dtype: torch.dtype
 ) -> int:
     """Return the numbers a row that ``function`` and its gradient have alive at once, measured by adding rows."""

@@ -4,7 +4,7 @@ is.
 
 The convolution's ``forward`` is traced as a model's is. Calls before and after ``propagate`` that look at rows alone
 become values, computed once for every row. Calls that look at edges, such as a network of their features or added
-self-loops, are deferred as ``OfEdges`` until ``propagate`` needs them, and are computed with it on the graph around
+self-loops, are deferred as ``EdgeCall`` until ``propagate`` needs them, and are computed with it on the graph around
 some rows.
 
 The same holds for other sums of edges to rows, such as degrees: PyG's ``gcn_norm`` becomes two such layers, one that
@@ -36,14 +36,14 @@ COUNTS = degree, torch.bincount, "bincount"
 """Functions that are given an index alone."""
 BY_INDEX = *COUNTS[1:], "index_add", "scatter_add", "scatter_reduce", "index_reduce", torch.index_add, torch.scatter_add
 """Torch's functions that make rows of edges by an index."""
-_EXPANDED = "unsqueeze", "expand", "expand_as", "view", "repeat", operator.getitem
+_EXPANSIONS = "unsqueeze", "expand", "expand_as", "view", "repeat", operator.getitem
 """Methods that expand an index before."""
-_TREES = tuple, list, dict, slice
+_CONTAINERS = tuple, list, dict, slice
 """Containers of arguments."""
 
 
 @dataclass(frozen=True, eq=False)
-class OfEdges:
+class EdgeCall:
     """A deferred call on edges, from the trace of a convolution or a model. Its arguments may include other such calls,
     calls that depend on parameters alone, rows, edges and their data."""
 
@@ -59,30 +59,30 @@ class OfEdges:
         """Return itself: it never changes, so copies of layers share their steps."""
         return self
 
-    def part(self, key: int | str) -> "OfEdges":
+    def part(self, key: int | str) -> "EdgeCall":
         """Return one of several results."""
-        return OfEdges(self.number + 0.5, "call_function", operator.getitem, (self, key), {})
+        return EdgeCall(self.number + 0.5, "call_function", operator.getitem, (self, key), {})
 
     @property
     def is_part(self) -> bool:
         """Whether it is one of several results of a module."""
         if self.target is not operator.getitem or type(self.args[1]) not in (int, str):
             return False
-        return isinstance(self.args[0], OfEdges) and self.args[0].kind == "call_module"
+        return isinstance(self.args[0], EdgeCall) and self.args[0].kind == "call_module"
 
-    def with_all_before(self) -> list["OfEdges"]:
+    def with_dependencies(self) -> list["EdgeCall"]:
         """Return all calls that it depends on, and itself, in order."""
-        found, waiting = set[OfEdges](), [self]
+        found, waiting = set[EdgeCall](), [self]
         while waiting:
             found.add(one := waiting.pop())
             leaves: list[Any] = []
             map_aggregate((one.args, dict(one.kwargs)), leaves.append)
-            waiting += [leaf for leaf in leaves if isinstance(leaf, OfEdges) and leaf not in found]
+            waiting += [leaf for leaf in leaves if isinstance(leaf, EdgeCall) and leaf not in found]
         return sorted(found, key=lambda one: one.number)
 
 
 @dataclass(frozen=True)
-class _Given:
+class _Placeholder:
     """Stands for an argument or result of this name."""
 
     name: str | int
@@ -92,7 +92,7 @@ class Propagation(nn.Module):
     """A module that makes ``steps``, the calls of ``conv`` on edges, in order, and returns the result of the last
     one."""
 
-    def __init__(self, conv: nn.Module, steps: Sequence[OfEdges]) -> None:
+    def __init__(self, conv: nn.Module, steps: Sequence[EdgeCall]) -> None:
         super().__init__()
         self.conv = conv
         self.flow = _flow_of(steps) or getattr(conv, "flow", "source_to_target")
@@ -112,49 +112,53 @@ class Propagation(nn.Module):
         found: Any = None
         for step in self.steps:
             if step.target in OF_BOTH_ENDS:
-                args, kwargs = _both_ends(step.args, known), _both_ends(step.kwargs, known)
+                args, kwargs = _fill_both_ends(step.args, known), _fill_both_ends(step.kwargs, known)
             else:
-                args = [_filled(one, known, 0) for one in step.args]
-                kwargs = {name: _filled(one, known, 0) for name, one in step.kwargs.items()}
+                args = [_fill_placeholders(one, known, 0) for one in step.args]
+                kwargs = {name: _fill_placeholders(one, known, 0) for name, one in step.kwargs.items()}
             known[step.number] = found = called(self, step.kind, step.target, args, kwargs)
         return found
 
 
-def _flow_of(steps: Sequence[OfEdges]) -> str:
+def _flow_of(steps: Sequence[EdgeCall]) -> str:
     """Return to which end the last step adds edges up, or the step that it depends on; "" if unknown."""
     last = steps[-1]
     while last.target not in (*ADD_UP, *BY_INDEX):
         leaves: list[Any] = []
         map_aggregate((last.args, dict(last.kwargs)), leaves.append)
-        before = [leaf.name for leaf in leaves if isinstance(leaf, _Given) and isinstance(leaf.name, int)]
+        before = [leaf.name for leaf in leaves if isinstance(leaf, _Placeholder) and isinstance(leaf.name, int)]
         if len(before) != 1:
             return ""
         last = steps[before[0]]
     position = 0 if last.target in COUNTS else 1 if last.target is scatter else 2
     index: Any = last.kwargs.get("index", last.args[position] if len(last.args) > position else None)
-    while isinstance(index, _Given) and isinstance(index.name, int):
+    while isinstance(index, _Placeholder) and isinstance(index.name, int):
         made = steps[index.name]
         if made.target is operator.getitem and made.args[1] in (0, 1):
             return ("target_to_source", "source_to_target")[made.args[1]]
-        index = made.args[0] if made.target in _EXPANDED else None
+        index = made.args[0] if made.target in _EXPANSIONS else None
     return ""
 
 
-def _filled(tree: Any, known: Mapping[Any, Any], end: int) -> Any:
+def _fill_placeholders(tree: Any, known: Mapping[Any, Any], end: int) -> Any:
     """Return ``tree`` with known arguments in place of their names; for rows in pairs, those of one end."""
-    if isinstance(tree, _Given):
+    if isinstance(tree, _Placeholder):
         found = known[tree.name]
         return found[end] if isinstance(found, tuple) and str(tree.name).startswith("rows") else found
-    return map_aggregate(tree, lambda leaf: _filled(leaf, known, end)) if isinstance(tree, _TREES) else tree
+    return (
+        map_aggregate(tree, lambda leaf: _fill_placeholders(leaf, known, end))
+        if isinstance(tree, _CONTAINERS)
+        else tree
+    )
 
 
-def _both_ends(given: Any, known: Mapping[Any, Any]) -> Any:
+def _fill_both_ends(given: Any, known: Mapping[Any, Any]) -> Any:
     """Return the arguments, by position or name, with rows of sources and targets where both were given."""
 
     def of(one: Any) -> Any:
         if isinstance(one, (tuple, list)) and len(one) == 2:
-            return tuple(_filled(part, known, end) for end, part in enumerate(one))
-        return known[one.name] if isinstance(one, _Given) else _filled(one, known, 0)
+            return tuple(_fill_placeholders(part, known, end) for end, part in enumerate(one))
+        return known[one.name] if isinstance(one, _Placeholder) else _fill_placeholders(one, known, 0)
 
     return {name: of(one) for name, one in given.items()} if isinstance(given, Mapping) else [of(one) for one in given]
 
@@ -162,7 +166,7 @@ def _both_ends(given: Any, known: Mapping[Any, Any]) -> Any:
 def lower_propagation(
     conv: nn.Module,
     where: str,
-    last: OfEdges,
+    last: EdgeCall,
     like: Mapping[str, Value],
     ends: tuple[str, str],
     assembly: Assembly,
@@ -171,32 +175,32 @@ def lower_propagation(
     """Return what ``last``, a call of ``conv`` on edges, gives for every row. Raises ModelError if it cannot be run
     this way. ``like``: any rows of these nodes, by type; ``ends``: the node types that edges lead from and to; ``own``:
     with one node type, rows that only targets have looked up."""
-    given, names = dict[str, Any](), dict[Any, _Given]()
+    given, names = dict[str, Any](), dict[Any, _Placeholder]()
     source, target = ends
 
     def is_own(value: Value) -> bool:
         return value in own or (source != target and value.space == target)
 
-    def name_of(leaf: Any) -> Any:
+    def replace_by_placeholder(leaf: Any) -> Any:
         if isinstance(leaf, RowCount):
-            return _Given("nodes" if source == target or is_own(leaf.of) else "sources")
+            return _Placeholder("nodes" if source == target or is_own(leaf.of) else "sources")
         if leaf == assembly.setting.dtype:  # of rows, and so another one where the layer is tried
-            return _Given("dtype")
+            return _Placeholder("dtype")
         if isinstance(leaf, (Value, Codes, Graph, EdgeInput)) and leaf not in names:
             kind = "edges"
             if isinstance(leaf, (Value, Codes)):
                 kind = "own" if is_own(leaf.rows if isinstance(leaf, Codes) else leaf) else "rows"
-            names[leaf] = _Given("edge_index" if isinstance(leaf, Graph) else f"{kind}{len(given)}")
+            names[leaf] = _Placeholder("edge_index" if isinstance(leaf, Graph) else f"{kind}{len(given)}")
             if names[leaf].name in given:
                 raise ModelError(f"{where} is given the edges both ways round")
             given[str(names[leaf].name)] = leaf
         return names.get(leaf, leaf)
 
-    steps = list[OfEdges]()
-    for number, step in enumerate(last.with_all_before()):
-        args, kwargs = map_aggregate((step.args, dict(step.kwargs)), name_of)
-        steps.append(OfEdges(number, step.kind, step.target, args, kwargs))
-        names[step] = _Given(number)
+    steps = list[EdgeCall]()
+    for number, step in enumerate(last.with_dependencies()):
+        args, kwargs = map_aggregate((step.args, dict(step.kwargs)), replace_by_placeholder)
+        steps.append(EdgeCall(number, step.kind, step.target, args, kwargs))
+        names[step] = _Placeholder(number)
     for kind, space in {"rows": source, "own": target}.items():
         if (kind == "rows" or source != target) and not any(name.startswith(kind) for name in given):
             given[kind] = Ones(assembly.next_index(), like[space])

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ooc.kernels.functions import EdgeFunction, GatWithFeatures
 from ooc.model.graph import RelationScaling, Scaling
-from ooc.model.layers.attention import attended_in_slices, heads_of, in_slices, scored
+from ooc.model.layers.attention import attend_in_slices, join_heads, map_with_scores, slice_heads
 from ooc.model.layers.edge_functions import FunctionAttention, by_dot_products
 from ooc.model.layers.layer import Call, EdgeKinds, Graph
 from ooc.model.layers.per_edge import AttentionOptions, Maximum
@@ -34,17 +34,19 @@ from ooc.storage.types import EdgeType
 
 ByType = dict[str, Value | None]
 """Rows by node type; None for types without in-edges."""
-_OF_GRAPH = "; make it with that of the graph, data.metadata()"
+_METADATA_ADVICE = "; make it with that of the graph, data.metadata()"
 
 
 def lower_hgt(conv: Any, call: Call) -> ByType:
     """Lower HGTConv."""
     check_sum(conv, call)
-    rows, graphs = _rows(call), _graphs(call)
+    rows, graphs = _rows_by_type(call), _edges_by_type(call)
     _check_linears(call, {"kqv_lin": conv.kqv_lin.lins, "out_lin": conv.out_lin.lins}, rows)
     numbers = [conv.edge_types_map.get(tuple(relation)) for relation in graphs]
     if None in numbers or numbers != sorted(numbers, key=lambda number: number or 0):
-        raise call.refuse(f"its metadata has other types of edges, or in another order, than the graph{_OF_GRAPH}")
+        raise call.refuse(
+            f"its metadata has other types of edges, or in another order, than the graph{_METADATA_ADVICE}"
+        )
     heads, width = conv.heads, conv.out_channels
     options = AttentionOptions(heads, width // heads)
 
@@ -67,7 +69,7 @@ def lower_hgt(conv: Any, call: Call) -> ByType:
     for target in (name for name in rows if name in conv.dst_node_types):
         into = {one: graph for one, graph in graphs.items() if one.target == target}
         if not into:
-            raise call.refuse(f"no edges lead to {target!r}, which its metadata has{_OF_GRAPH}")
+            raise call.refuse(f"no edges lead to {target!r}, which its metadata has{_METADATA_ADVICE}")
         lin = conv.kqv_lin.lins[target]
         queries = call.assembly.projection(rows[target], query(lin), (lin.weight, lin.bias))
         attended: list[Value] = []
@@ -81,11 +83,11 @@ def lower_hgt(conv: Any, call: Call) -> ByType:
             attended = [call.over(graph).per_edge(attention, keys, queries, *attended)]
         own = call.assembly.rowwise(call.where, nn.functional.gelu, attended)
         out = sum_of_maps(call, [conv.out_lin.lins[target]], [own])
-        found[target] = _skipped(call, out, rows[target], conv.skip[target])
+        found[target] = _mix_skip(call, out, rows[target], conv.skip[target])
     return found
 
 
-def _skipped(call: Call, out: Value, x: Value, skip: nn.Parameter) -> Value:
+def _mix_skip(call: Call, out: Value, x: Value, skip: nn.Parameter) -> Value:
     """Return the layer's rows mixed with its input's by a learnt share, if they are as wide."""
     if out.columns != x.columns:
         return out
@@ -102,7 +104,7 @@ def lower_han(conv: Any, call: Call) -> ByType:
     check_sum(conv, call)
     if call.arguments["return_semantic_attention_weights"]:
         raise call.refuse("return_semantic_attention_weights is not supported")
-    rows, graphs, assembly = _rows(call), _graphs(call), call.assembly
+    rows, graphs, assembly = _rows_by_type(call), _edges_by_type(call), call.assembly
     _check_linears(call, {"proj": conv.proj}, rows)
     if not is_linear(conv.k_lin):
         raise call.refuse("k_lin is not supported as another module than a linear map")
@@ -112,16 +114,16 @@ def lower_han(conv: Any, call: Call) -> ByType:
         x_source, x_target, folder = rows[relation.source], rows[relation.target], relation.folder
         p = float(conv.dropout) if conv.training else 0.0
         options = AttentionOptions(conv.heads, channels, p=p, site=assembly.site(p))
-        cut = in_slices(call, x_source, options)
-        source = scored(call, x_source, conv.proj[relation.source], conv.lin_src[folder], cut)
-        target = scored(call, x_target, conv.proj[relation.target], conv.lin_dst[folder], cut, alone=True)
+        cut = slice_heads(call, x_source, options)
+        source = map_with_scores(call, x_source, conv.proj[relation.source], conv.lin_src[folder], cut)
+        target = map_with_scores(call, x_target, conv.proj[relation.target], conv.lin_dst[folder], cut, alone=True)
         slope = float(conv.negative_slope)
-        attended = attended_in_slices(call.over(graph), source, target, cut, channels, slope)
+        attended = attend_in_slices(call.over(graph), source, target, cut, channels, slope)
         found[relation.target].append(assembly.rectified(attended))
-    return {name: _semantic(conv, call, parts) if parts else None for name, parts in found.items()}
+    return {name: _semantic_attention(conv, call, parts) if parts else None for name, parts in found.items()}
 
 
-def _semantic(conv: Any, call: Call, parts: list[Value]) -> Value:
+def _semantic_attention(conv: Any, call: Call, parts: list[Value]) -> Value:
     """Return the rows over each edge type, combined with weights that depend on their averages over all rows."""
     assembly, q, count = call.assembly, conv.q, len(parts)
     moments = []
@@ -145,8 +147,8 @@ def lower_rgcn(conv: Any, call: Call) -> Value:
     if conv.aggr not in ALL_KNOWN:
         raise call.refuse(f"aggr={conv.aggr!r} is not supported; use {', '.join(ALL_KNOWN)}")
     terms: list[tuple[float, Value]] = []
-    for number, relation in _numbered(conv, call).items():
-        matrix, parameters = _of_relation(conv, number, conv.weight, conv.comp)
+    for number, relation in _numbered_relations(conv, call).items():
+        matrix, parameters = _relation_matrix(conv, number, conv.weight, conv.comp)
 
         def weights(matrix: Matrix = matrix) -> tuple[Tensor, None]:
             return matrix(), None
@@ -173,11 +175,11 @@ def lower_rgat(conv: Any, call: Call) -> Value:
     if any(call.arguments[name] is not None for name in ("edge_attr", "size", "return_attention_weights")):
         raise call.refuse("edge_attr, size and return_attention_weights are not supported")
     x, heads, channels, q, k = call.matrix("x"), conv.heads, conv.out_channels, conv.q, conv.k
-    relations, slope = _numbered(conv, call), float(conv.negative_slope)
+    relations, slope = _numbered_relations(conv, call), float(conv.negative_slope)
     p = float(conv.dropout) if conv.training else 0.0
     together = conv.attention_mechanism == "across-relation"
     given = (conv.weight, None) if conv.num_bases is None else (conv.basis, conv.att)
-    made = {number: _of_relation(conv, number, *given) for number in relations}
+    made = {number: _relation_matrix(conv, number, *given) for number in relations}
 
     def scores(numbers: Sequence[int]) -> Value:
         """Return the targets' scores, for each head and edge type."""
@@ -212,14 +214,14 @@ def lower_rgat(conv: Any, call: Call) -> Value:
         found = call.assembly.per_edge(attention, *inputs, relation=relation)
         parts = [found] if together else [*parts, found]
     attended = call.assembly.sum([(1.0, part) for part in parts])
-    return call.assembly.sum([(1.0, heads_of(conv, call, attended))], bias_of(conv))
+    return call.assembly.sum([(1.0, join_heads(conv, call, attended))], bias_of(conv))
 
 
 Matrix = Callable[[], Tensor]
 """A function that makes W_r [O, I] from parameters."""
 
 
-def _numbered(conv: Any, call: Call) -> dict[int, EdgeType]:
+def _numbered_relations(conv: Any, call: Call) -> dict[int, EdgeType]:
     """Return the edge types by the layer's numbers, without those that have no edges."""
     if call.arguments["edge_index"] != Graph() or call.arguments["edge_type"] != EdgeKinds():
         raise call.refuse("it must be given the model's own edge_index and edge_type")
@@ -230,7 +232,7 @@ def _numbered(conv: Any, call: Call) -> dict[int, EdgeType]:
     return {number: one for number, (one, edges) in enumerate(types.edges.items()) if edges}
 
 
-def _of_relation(
+def _relation_matrix(
     conv: Any, number: int, weight: nn.Parameter, comp: nn.Parameter | None
 ) -> tuple[Matrix, tuple[nn.Parameter, ...]]:
     """Return W_r and its parameters: a matrix of its own, a mixture of bases with ``comp``, or blocks."""
@@ -245,7 +247,7 @@ def _of_relation(
 # ---- arguments by type ------------------------------------------------------------------------------------
 
 
-def _rows(call: Call) -> dict[str, Value]:
+def _rows_by_type(call: Call) -> dict[str, Value]:
     given = call.arguments["x_dict"]
     named = isinstance(given, Mapping) and all(isinstance(x, Value) and x.space == name for name, x in given.items())
     if not named:
@@ -253,7 +255,7 @@ def _rows(call: Call) -> dict[str, Value]:
     return dict(given)
 
 
-def _graphs(call: Call) -> dict[EdgeType, Graph]:
+def _edges_by_type(call: Call) -> dict[EdgeType, Graph]:
     given = call.arguments["edge_index_dict"]
     named = isinstance(given, Mapping) and all(graph == Graph(relation=EdgeType(*one)) for one, graph in given.items())
     if not named:

@@ -21,7 +21,7 @@ from torch_geometric.nn.aggr import MinAggregation, VarAggregation
 from torch_geometric.utils import scatter
 
 from ooc.model.graph import Scaling
-from ooc.model.layers.attention import heads_of
+from ooc.model.layers.attention import join_heads
 from ooc.model.layers.layer import Call, Graph
 from ooc.model.layers.opaque import lower_opaque
 from ooc.model.layers.principal import lower_aggregation
@@ -30,7 +30,7 @@ from ooc.model.lowering.symbolic import is_linear
 from ooc.model.lowering.values import Ones, Value
 from ooc.plan.workload import EdgeData
 
-_OTHERS = {"min": MinAggregation, "var": VarAggregation}
+_EG_AGGREGATIONS = {"min": MinAggregation, "var": VarAggregation}
 """Aggregations by EGConv's names."""
 
 
@@ -100,11 +100,11 @@ def lower_arma(conv: Any, call: Call) -> Value:
     for layer in range(conv.num_layers):
         place = 0 if conv.shared_weights else layer
         if layer == 0:
-            out = _by_stack(call, x, conv.init_weight, None, spread=True)
+            out = _multiply_stacks(call, x, conv.init_weight, None, spread=True)
         else:
-            out = _by_stack(call, out, conv.weight, 0 if conv.shared_weights else layer - 1, spread=False)
+            out = _multiply_stacks(call, out, conv.weight, 0 if conv.shared_weights else layer - 1, spread=False)
         root = assembly.dropout(x, float(conv.dropout)) if conv.training and conv.dropout else x
-        root = _by_stack(call, root, conv.root_weight, place, spread=True)
+        root = _multiply_stacks(call, root, conv.root_weight, place, spread=True)
         total = assembly.sum([(1.0, call.aggregate(out, scaling)), (1.0, root)])
         if bias is not None:
             total = assembly.rowwise(call.where, lambda rows, k=place: rows + bias[k].flatten(), [total], (bias,))
@@ -118,7 +118,7 @@ def lower_arma(conv: Any, call: Call) -> Value:
     return assembly.rowwise(call.where, lambda rows: rows.view(len(rows), stacks, -1).mean(dim=1), [out])
 
 
-def _by_stack(call: Call, rows: Value, weight: nn.Parameter, place: int | None, *, spread: bool) -> Value:
+def _multiply_stacks(call: Call, rows: Value, weight: nn.Parameter, place: int | None, *, spread: bool) -> Value:
     """Return every stack's product with its weight [K, I, O], the one at ``place`` if there are several; ``spread``: of
     all columns instead of the stack's own."""
 
@@ -134,7 +134,7 @@ def _by_stack(call: Call, rows: Value, weight: nn.Parameter, place: int | None, 
 
 def lower_eg(conv: Any, call: Call) -> Value:
     """Lower EGConv: bases are summed first, and weighted by each row afterwards."""
-    known = {"symnorm"} if conv.add_self_loops else {"symnorm", "sum", "mean", "max", "std", *_OTHERS}
+    known = {"symnorm"} if conv.add_self_loops else {"symnorm", "sum", "mean", "max", "std", *_EG_AGGREGATIONS}
     call.needs(known.issuperset(conv.aggregators) and len(set(conv.aggregators)) == len(conv.aggregators))
     assembly, x, heads = call.assembly, call.matrix("x"), conv.num_heads
     bases, weights = sum_of_maps(call, [conv.bases_lin], [x]), sum_of_maps(call, [conv.comb_lin], [x])
@@ -145,8 +145,8 @@ def lower_eg(conv: Any, call: Call) -> Value:
             return call.aggregate(bases, normalised)
         if aggr == "std":
             return assembly.rowwise(call.where, lambda rows: rows.clamp(min=1e-5).sqrt(), [summed("var")])
-        if aggr in _OTHERS:
-            return lower_aggregation(_OTHERS[aggr](), call, bases)
+        if aggr in _EG_AGGREGATIONS:
+            return lower_aggregation(_EG_AGGREGATIONS[aggr](), call, bases)
         return aggregated(call, bases, aggr, conv)
 
     sums = [*map(summed, conv.aggregators)]
@@ -207,7 +207,7 @@ def _attending_hypergraph(conv: Any, call: Call) -> Value:
     for own, other, graph, is_own in ((edge, node, edges, by_hyperedge), (node, edge, back, not by_hyperedge)):
         found = lower_opaque(mean, call.where, [found, own, other, lse, graph, is_own], {}, assembly)
     del assembly.convolved[given:]
-    return assembly.sum([(1.0, heads_of(conv, call, found))], bias_of(conv))
+    return assembly.sum([(1.0, join_heads(conv, call, found))], bias_of(conv))
 
 
 class _Normaliser(nn.Module):

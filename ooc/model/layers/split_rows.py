@@ -27,7 +27,7 @@ from ooc.kernels.pieces.caught_sums import AllCaught, Catching, CaughtSum, Findi
 from ooc.kernels.tensors import gradients_of
 from ooc.model.layers.layer import Layer
 
-_CHANGES = (0.25, 100.0, -100.0)
+_PERTURBATIONS = (0.25, 100.0, -100.0)
 """What is added to half as much again of a sum to see what depends on it; it is no more, since there may be as many
 places for edges in each row."""
 Part = tuple[Tensor, tuple[Tensor, Tensor] | None, list[Tensor | None]]
@@ -55,7 +55,7 @@ class SplitRow:
     @torch.no_grad()
     def forward(self) -> Tensor:
         """Return the result [1, O]."""
-        self._add_up()
+        self._compute_totals()
         near, _ = next(self._pieces())
         result = self._run(near, near.gather(self.source))
         assert result is not None
@@ -65,29 +65,29 @@ class SplitRow:
         """Yield the gradients of all rows, if ``trains``, and of parameters, part by part; rows ascend, and none is in
         two parts."""
         with torch.no_grad():
-            self._add_up()
+            self._compute_totals()
         for total in self.totals:
             total.begin_backward()
-        yield self._end_backward(gradient_1O, parameters, trains=trains)
-        for level in range(self._top, 1, -1):
+        yield self._backward_from_result(gradient_1O, parameters, trains=trains)
+        for level in range(self._highest_level, 1, -1):
             below = [total for total, call in zip(self.totals, self.calls, strict=True) if call.level < level]
             leaves = [(total, total.leaf) for total in below if total.leaf is not None]
             for near, is_first in self._pieces():
                 x_SC, wanted = near.gather(self.source), [leaf for _, leaf in leaves]
                 found = self._gradients(near, x_SC, wanted, level, is_first=is_first)
                 for (total, _), part in zip(leaves, found, strict=True):
-                    total.gradient = added(total.gradient, part)
+                    total.gradient = add_gradients(total.gradient, part)
         for total in self.totals:
             total.leaf = None if total.leaf is None else total.leaf.detach()
         of_piece = partial(self._piece_backward, parameters, trains=trains)
-        yield from _in_parts(of_piece(near, is_first=is_first) for near, is_first in self._pieces())
+        yield from _merge_shared_rows(of_piece(near, is_first=is_first) for near, is_first in self._pieces())
 
-    def _add_up(self) -> None:
+    def _compute_totals(self) -> None:
         """Compute all totals, level by level, unless they are there."""
         if self.totals:
             return
         self.totals += [Total(call.kind) for call in self.calls]
-        for level in range(1, self._top + 1):
+        for level in range(1, self._highest_level + 1):
             wanted = {number for number, call in enumerate(self.calls) if call.level == level}
 
             def take(number: int, part: Tensor, wanted: Collection[int] = wanted) -> None:
@@ -99,7 +99,7 @@ class SplitRow:
                     self._run(near, near.gather(self.source), level, take, is_first=is_first)
                 wanted.difference_update([number for number in wanted if not self.totals[number].end_run()])
 
-    def _end_backward(self, gradient_1O: Tensor, parameters: Sequence[nn.Parameter], *, trains: bool) -> Part:
+    def _backward_from_result(self, gradient_1O: Tensor, parameters: Sequence[nn.Parameter], *, trains: bool) -> Part:
         near, _ = next(self._pieces())
         x_SC = near.gather(self.source).requires_grad_(trains)
         kept = [(total, total.leaf) for total in self.totals if total.leaf is not None]
@@ -117,7 +117,7 @@ class SplitRow:
     ) -> Part:
         """Return a piece's gradients; a function of its own, so that nothing of a piece is kept during the next one."""
         x_SC = near.gather(self.source).requires_grad_(trains)
-        found = self._gradients(near, x_SC, [x_SC, *parameters], self._top + 1, is_first=is_first)
+        found = self._gradients(near, x_SC, [x_SC, *parameters], self._highest_level + 1, is_first=is_first)
         d_x = torch.zeros_like(x_SC) if found[0] is None else found[0]
         return d_x[:1], (near.others_S, d_x[1:]) if trains else None, found[1:]
 
@@ -131,7 +131,7 @@ class SplitRow:
 
         def take(number: int, part: Tensor) -> None:
             total = self.totals[number]
-            is_asked = self.calls[number].level == level or level > self._top
+            is_asked = self.calls[number].level == level or level > self._highest_level
             if is_asked and part.requires_grad and total.gradient is not None and len(part):
                 parts.append(part)
                 with torch.no_grad():
@@ -142,7 +142,7 @@ class SplitRow:
         return gradients_of(parts, wanted, above)
 
     @property
-    def _top(self) -> int:
+    def _highest_level(self) -> int:
         return max(call.level for call in self.calls)
 
     def _run(
@@ -156,7 +156,7 @@ class SplitRow:
     ) -> Tensor | None:
         """Run up to the last call of ``level``, or the last of all, passing parts of sums to ``take``; without a level,
         run to the end and return the layer's result."""
-        above, last = self._top + 1, -1
+        above, last = self._highest_level + 1, -1
         if level is not None:
             last = max(k for k, call in enumerate(self.calls) if call.level == level or level == above)
         options: dict[str, Any] = {"level": above if level is None else level, "last": last, "is_first": is_first}
@@ -175,7 +175,7 @@ class SplitRow:
             yield replace(neighbourhood(piece, len(self.source)), repeats_before=repeats_before), number == 0
 
 
-def added(total: Tensor | None, part: Tensor | None) -> Tensor | None:
+def add_gradients(total: Tensor | None, part: Tensor | None) -> Tensor | None:
     """Return the sum of two gradients; not in place, since gradients of several parameters may be one tensor."""
     return part if total is None else total if part is None else total + part
 
@@ -189,12 +189,12 @@ def levels_of(run: Callable[[Finding], None], near: Neighbourhood) -> tuple[Caug
     if not all(rows for _, rows in plain.found):
         return ()
     levels = [1] * len(plain.found)
-    for changed, by in product(range(len(plain.found)), _CHANGES):
+    for changed, by in product(range(len(plain.found)), _PERTURBATIONS):
         other = Finding(near, changed, by)
         try:
             run(other)
         except Exception:
-            if by == _CHANGES[0]:
+            if by == _PERTURBATIONS[0]:
                 return ()
             other.given = [one + torch.nan for one in plain.given]
         else:
@@ -207,7 +207,7 @@ def levels_of(run: Callable[[Finding], None], near: Neighbourhood) -> tuple[Caug
     return tuple(CaughtSum(kind, rows, *known) for (kind, rows), *known in found if isinstance(rows, DroppedRows))
 
 
-def _in_parts(parts: Iterator[Part]) -> Iterator[Part]:
+def _merge_shared_rows(parts: Iterator[Part]) -> Iterator[Part]:
     """Yield the parts with a row that is in two neighbouring parts only in the later one: repeated edges may lie in
     both."""
     waiting: tuple[Tensor, Tensor] | None = None

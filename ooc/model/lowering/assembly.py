@@ -201,7 +201,7 @@ class Assembly:
         return self._dense(x)
 
     def _dense(self, x: Value) -> Value:
-        """Return ``x`` as dense rows. Consumers of sparse rows take what is before it (``_without_zeros``)."""
+        """Return ``x`` as dense rows. Consumers of sparse rows take what is before it (``_sparse_behind``)."""
         return Dense(self.next_index(), (x,), x.tail) if x.entries_per_row is not None else x
 
     def aggregate(self, source: Value, scaling: AnyScaling) -> Aggregate:
@@ -241,13 +241,13 @@ class Assembly:
         """Whether ``value`` is x, or summed from x: the same in every epoch."""
         if isinstance(value, EdgeAggregate):
             return False
-        value = _without_zeros(value)
+        value = _sparse_behind(value)
         return isinstance(value, Features) or (isinstance(value, Aggregate) and self.is_constant(value.source))
 
     def _sums_once(self, source: Value, scaling: AnyScaling) -> bool:
         """Whether this sum of ``source`` is computed once: of x, or of such a sum with the same scaling."""
         summed = isinstance(source, Aggregate) and source.once and source.scaling == scaling
-        return self.setting.aggregate_once and (summed or isinstance(_without_zeros(source), Features))
+        return self.setting.aggregate_once and (summed or isinstance(_sparse_behind(source), Features))
 
     def linear(self, source: Value, weight: nn.Parameter) -> Value:
         """Return x Wᵀ. For sums of sparse features, return the sums of their products, if these are narrower."""
@@ -318,7 +318,7 @@ class Assembly:
     def sum(self, terms: Sequence[tuple[float, Value]], biases: Sequence[nn.Parameter] = ()) -> Value:
         """Return Σ c · value + Σ bias, or the value itself if that is all. A multiple within it is replaced by its
         input times the factor. Sums over edge types are added to one another in their order."""
-        terms = [_without_factor(factor, value) for factor, value in terms]
+        terms = [_split_factor(factor, value) for factor, value in terms]
         while len(terms) > 2 and all(_begins_a_stage(value) for _, value in terms[:2]):
             terms = [(1.0, Sum(self.next_index(), terms[:2], ())), *terms[2:]]
         if len(terms) == 1 and terms[0][0] == 1 and not biases:
@@ -329,7 +329,7 @@ class Assembly:
         """Return dropout with the masks of the next site, or ``source`` itself if nothing is dropped."""
         site = self.site(p)
         if site and self.setting.on_cpu:
-            return self._dense(Dropout(self.next_index(), _without_zeros(source), p, site))
+            return self._dense(Dropout(self.next_index(), _sparse_behind(source), p, site))
         return Dropout(self.next_index(), source, p, site) if site else source
 
     def noise(self, source: Value) -> Value:
@@ -432,7 +432,7 @@ class Assembly:
         return self._count
 
 
-def _without_factor(factor: float, value: Value) -> tuple[float, Value]:
+def _split_factor(factor: float, value: Value) -> tuple[float, Value]:
     if isinstance(value, Sum) and len(value.inputs) == 1 and not value.parameters:
         return factor * value.factors[0], value.inputs[0]
     return factor, value
@@ -447,7 +447,7 @@ def _begins_a_stage(value: Value) -> bool:
     return value.space != "" and not value.once
 
 
-def _without_zeros(value: Value) -> Value:
+def _sparse_behind(value: Value) -> Value:
     """Return the sparse rows behind ``value``, or ``value`` itself."""
     return value.source if isinstance(value, Dense) else value
 
@@ -469,21 +469,23 @@ def probe(
     most = max(_PIECE_NUMBERS // max(1, *map(prod, tails)), 1)
     for piece, of_any_size in [(1, False), (min(most, _PIECE_ROWS), True)][: 1 + sizes]:
         inputs = [torch.randn(_PROBE_ROWS * piece, *one, generator=generator, dtype=dtype) for one in tails]
-        inputs = [_of_any_size(one, generator) for one in inputs] if of_any_size else inputs
+        inputs = [_spread_magnitudes(one, generator) for one in inputs] if of_any_size else inputs
         inputs = [(one > 0).to(dtype) if is_whole else one for one, is_whole in zip_longest(inputs, whole)]
-        tail, is_seen = _compared(name, function, inputs, piece)
+        tail, is_seen = _compare_pieces(name, function, inputs, piece)
         if not is_seen:
             inputs = [one if is_whole else fractions(one) for one, is_whole in zip_longest(inputs, whole)]
-            _compared(name, function, inputs, piece)
+            _compare_pieces(name, function, inputs, piece)
     return tail
 
 
-def _of_any_size(normal: Tensor, generator: torch.Generator) -> Tensor:
+def _spread_magnitudes(normal: Tensor, generator: torch.Generator) -> Tensor:
     shares = torch.rand(normal.shape, generator=generator, dtype=normal.dtype)
     return torch.where(shares < 0.25, normal.round(), normal * 10 ** (_MAGNITUDES * (2 * shares - 1)))
 
 
-def _compared(name: str, function: RowFunction, inputs: Sequence[Tensor], piece: int) -> tuple[tuple[int, ...], bool]:
+def _compare_pieces(
+    name: str, function: RowFunction, inputs: Sequence[Tensor], piece: int
+) -> tuple[tuple[int, ...], bool]:
     """Return the shape of a row of the function's result, after comparing all rows at once with ``piece`` rows at a
     time; and whether all of it are numbers."""
     rows, dtype = len(inputs[0]), inputs[0].dtype
@@ -529,14 +531,14 @@ def _check_columns(source: Value, columns: int) -> None:
         raise ModelError(f"the model takes {columns} features, the store has {source.columns}")
     if isinstance(given, Learnt):
         raise ModelError(f"the model takes {columns} features, the embedding has {source.columns}")
-    raise ModelError(f"a linear map of {columns} columns is given {_shape(source)}")
+    raise ModelError(f"a linear map of {columns} columns is given {_describe_shape(source)}")
 
 
 def check_matrix(value: Value) -> None:
     """Raise ModelError if a row of ``value`` has more than one dimension."""
     if len(value.tail) != 1:
-        raise ModelError(f"a graph convolution or norm is given {_shape(value)} instead of a matrix")
+        raise ModelError(f"a graph convolution or norm is given {_describe_shape(value)} instead of a matrix")
 
 
-def _shape(value: Value) -> str:
+def _describe_shape(value: Value) -> str:
     return "values of shape [" + ", ".join(["nodes", *map(str, value.tail)]) + "]"

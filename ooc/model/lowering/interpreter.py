@@ -40,7 +40,7 @@ from ooc.errors import ModelError, OocError
 from ooc.kernels.functions import Activation
 from ooc.model.layers.convolutions import lower_convolution
 from ooc.model.layers.layer import EdgeInput, EdgeKinds, Graph
-from ooc.model.layers.propagation import OfEdges, lower_propagation
+from ooc.model.layers.propagation import EdgeCall, lower_propagation
 from ooc.model.lowering.assembly import Assembly, first_line
 from ooc.model.lowering.norms import NORMS, lower_hetero_batch_norm, lower_norm
 from ooc.model.lowering.plain_forwards import GLOBAL_ATTENTIONS, lower_global_attention
@@ -74,7 +74,7 @@ from ooc.model.lowering.symbolic import (
     writes_in_place,
 )
 from ooc.model.lowering.values import Codes, Dense, Features, Moments, RowCount, Rowwise, Sum, Value
-from ooc.model.lowering.whole import Called, Whole, both_types, side_by_side, with_arguments
+from ooc.model.lowering.whole import CalledByName, UniformModel, both_types, side_by_side, with_arguments
 from ooc.plan.workload import EdgeData
 
 _ANY_SHAPE_MODULES = (*LINEAR, *ROWWISE_MODULES)
@@ -204,10 +204,10 @@ class Interpreter:
         self.known: dict[fx.Node, Any] = {}
         self._tails: Mapping[fx.Node, Sequence[int]] = {}
         self._drawing: Collection[fx.Node] = ()
-        self._free_calls: dict[fx.Node, OfEdges] = {}
+        self._free_calls: dict[fx.Node, EdgeCall] = {}
         self._memory: dict[fx.Node, frozenset[fx.Node]] = {}
         """The nodes whose results may share memory with a node's own."""
-        self._made_of_edges: Counter[OfEdges] = Counter()
+        self._made_of_edges: Counter[EdgeCall] = Counter()
         """How often modules are called on rows of edges."""
 
     def run(self, calls: Calls, inputs: Sequence[Any]) -> Value:
@@ -222,10 +222,10 @@ class Interpreter:
                 placed(error, node.meta.get(PLACE, ""))
                 raise
             if node.op == "output":
-                if isinstance(self.whole, Whole) and isinstance(result, Value) and not result.tail:
+                if isinstance(self.whole, UniformModel) and isinstance(result, Value) and not result.tail:
                     self._assembly.flat_result = True
                     result = self._assembly.rowwise("the result", lambda x: x[:, None], [result])
-                if not isinstance(result, Value) or (isinstance(self.whole, Whole) and len(result.tail) != 1):
+                if not isinstance(result, Value) or (isinstance(self.whole, UniformModel) and len(result.tail) != 1):
                     raise ModelError(
                         f"what forward of {self._name} gives is not one row of numbers a node{_remedy(result)}"
                     )
@@ -289,13 +289,13 @@ class Interpreter:
         if isinstance(module, MessagePassing):
             if assembly.setting.adj_t:
                 args, kwargs = self._take_adjacency_weights(module, where, args, kwargs)
-            if any(isinstance(one, (OfEdges, Free)) for one in leaves_of((args, kwargs))):
+            if any(isinstance(one, (EdgeCall, Free)) for one in leaves_of((args, kwargs))):
                 return self._lower_with_edge_calls(node, module, where)
             as_it_is = partial(self._lower_without_formula, node, module)
             return lower_convolution(module, where, args, kwargs, assembly, trace=self.apply_module, as_it_is=as_it_is)
         if any("forward" in replaced_functions(part) for part in module.modules()):
             raise ModelError(f"{where}: another forward than its class's, set on the instance, is not supported")
-        if any(isinstance(a, (Graph, EdgeInput, EdgeKinds, OfEdges)) for a in (*args, *kwargs.values())):
+        if any(isinstance(a, (Graph, EdgeInput, EdgeKinds, EdgeCall)) for a in (*args, *kwargs.values())):
             return self._lower_edge_module(node, module, where, args, kwargs)
         if any(isinstance(a, Codes) for a in (*args, *kwargs.values())):
             return self._lower_lookup(module, where, args, kwargs)
@@ -359,7 +359,7 @@ class Interpreter:
                 "edge_attr[:, 0].long()"
             )
         is_of_rows = any(isinstance(one, (Value, Codes)) for one in (*args, *kwargs.values()))
-        if not is_of_rows or any(isinstance(one, OfEdges) for one in leaves_of((args, kwargs))):
+        if not is_of_rows or any(isinstance(one, EdgeCall) for one in leaves_of((args, kwargs))):
             return self._lower_edge_call(node, where)
         args, kwargs = map_aggregate((args, kwargs), lambda one: None if isinstance(one, OneGraph) else one)
         return self._lower_without_formula(node, module, where, args, kwargs)
@@ -432,14 +432,14 @@ class Interpreter:
                 "edge_index adj_t"
             )
 
-    def _defer_call(self, node: fx.Node, where: str) -> OfEdges:
+    def _defer_call(self, node: fx.Node, where: str) -> EdgeCall:
         """Return a deferred call on edges, to be computed when rows of nodes are made of it."""
         self._check_loops(where)
         module = self._modules.get(str(node.target)) if node.op == "call_module" else None
         self._check_in_place(node, where, writes_in_place(node) or bool(getattr(module, "inplace", False)))
         name = str(node.target).removesuffix("_")  # of the method that does not write into rows
         is_method = node.op == "call_method" and callable(getattr(Tensor, name, None))
-        return OfEdges(
+        return EdgeCall(
             len(self.known), node.op, name if is_method else node.target, *self._deferred_arguments(node, where)
         )
 
@@ -465,7 +465,7 @@ class Interpreter:
             }
         given, why = signature(conv.forward).bind(*args, **kwargs).arguments, ""
         of_edges = [name for name in ("edge_index", "edge_weight") if given.get(name) is not None]
-        if any(isinstance(given[name], OfEdges) for name in of_edges) and not getattr(conv, "cached", False):
+        if any(isinstance(given[name], EdgeCall) for name in of_edges) and not getattr(conv, "cached", False):
             try:
                 with self._assembly.attempt():
                     return self._open_convolution(conv, where, of_edges, given)
@@ -477,7 +477,7 @@ class Interpreter:
             return self._lower_rows_of_edges(last, conv, where)
         except ModelError as error:
             more = "; it runs as it is, since what it is given of edges is not what the store has but computed of that"
-            is_computed = any(isinstance(one, OfEdges) for one in leaves_of(given))
+            is_computed = any(isinstance(one, EdgeCall) for one in leaves_of(given))
             raise ModelError(f"{where}: {why}" if why else f"{error}{more * is_computed}") from error
 
     def _open_convolution(
@@ -493,7 +493,7 @@ class Interpreter:
             small = dict(zip(("x", "edge_index", "edge_weight"), small_inputs(1, 0, dtype=setting.dtype), strict=False))
             tried = [small_rows(given[name].tail, dtype=setting.dtype) for name in rows]
             tried += [small[name] for name in of_edges]
-            return with_arguments(Called, names, conv, names, plain, beside=self.whole), tried
+            return with_arguments(CalledByName, names, conv, names, plain, beside=self.whole), tried
 
         key = conv, "within", conv.training, str(plain), *((name, given[name].tail) for name in rows), *of_edges
         whole, calls = calls_of(setting, key, where, made, rows=len(rows), opened=conv)
@@ -501,10 +501,10 @@ class Interpreter:
         inner.known.update(self.known)  # what is called later has higher numbers
         return inner.run(calls, [given[name] for name in names])
 
-    def _lower_rows_of_edges(self, last: OfEdges, owner: nn.Module, where: str) -> Value:
+    def _lower_rows_of_edges(self, last: EdgeCall, owner: nn.Module, where: str) -> Value:
         """Return the rows of nodes that ``last`` gives; it runs as it is with everything it depends on. ``owner``: the
         convolution, or the model, that makes the call."""
-        steps = last.with_all_before()
+        steps = last.with_dependencies()
         self._made_of_edges.update(one for one in steps if one.kind == "call_module")
         given = leaves_of([(one.args, dict(one.kwargs)) for one in steps])
         rows = next((one.of if isinstance(one, RowCount) else one for one in given if isinstance(one, _ROWS)), None)
@@ -519,13 +519,13 @@ class Interpreter:
                 setattr(traced[key], name, attribute(self.whole, path))
             traced[key].flow = getattr(owner, "flow", "source_to_target")
         traced[key].train(owner.training)
-        own = dict[OfEdges, OfEdges]()
+        own = dict[EdgeCall, EdgeCall]()
         for one in steps:
             args, kwargs = map_aggregate(
-                (one.args, dict(one.kwargs)), lambda leaf: own.get(leaf, leaf) if isinstance(leaf, OfEdges) else leaf
+                (one.args, dict(one.kwargs)), lambda leaf: own.get(leaf, leaf) if isinstance(leaf, EdgeCall) else leaf
             )
             target = f"conv.{parts[str(one.target)]}" if str(one.target) in parts else one.target
-            own[one] = OfEdges(one.number, one.kind, target, args, kwargs)
+            own[one] = EdgeCall(one.number, one.kind, target, args, kwargs)
         return lower_propagation(traced[key], where, own[last], {"": rows}, ("", ""), self._assembly)
 
     def _deferred_arguments(self, node: fx.Node, where: str) -> Any:
@@ -539,7 +539,7 @@ class Interpreter:
                 return found
             if one not in self._free_calls:
                 args, kwargs = fx.map_arg((one.args, one.kwargs), given)
-                self._free_calls[one] = OfEdges(numbers[one], one.op, one.target, args, kwargs)
+                self._free_calls[one] = EdgeCall(numbers[one], one.op, one.target, args, kwargs)
             return self._free_calls[one]
 
         return fx.map_arg((node.args, dict(node.kwargs)), given)
@@ -586,7 +586,7 @@ class Interpreter:
             if target in ("long", "contiguous", "clone") and len(args) == 1:
                 return args[0]
         if target is torch.stack and kwargs.get("dim", args[1] if len(args) > 1 else 0) in (0, -2):
-            ends = [one.args if isinstance(one, OfEdges) and one.target is operator.getitem else () for one in args[0]]
+            ends = [one.args if isinstance(one, EdgeCall) and one.target is operator.getitem else () for one in args[0]]
             graph = ends[0][0] if ends[0] else None
             if isinstance(graph, Graph) and ends in ([(graph, 0), (graph, 1)], [(graph, 1), (graph, 0)]):
                 return graph if ends[0][1] == 0 else replace(graph, flipped=not graph.flipped)
@@ -608,7 +608,7 @@ class Interpreter:
         ):
             return replace(args[0], steps=(*args[0].steps, step)) if step[0] else args[0]
         leaves = leaves_of((args, kwargs))
-        if any(isinstance(a, (Graph, EdgeInput, EdgeKinds, OfEdges)) for a in leaves):
+        if any(isinstance(a, (Graph, EdgeInput, EdgeKinds, EdgeCall)) for a in leaves):
             name = "an index" if target is operator.getitem else name
             if name.startswith("dropout_"):
                 given = signature(node.target).bind(*args, **kwargs)  # type: ignore[arg-type]  # it is a function
@@ -1048,7 +1048,7 @@ class Interpreter:
         if not in_place:
             return
         operand = node.args[0] if node.args else node.kwargs.get("input")
-        kept = Value, Stacked, OneBatch, Computed, OfEdges, EdgeInput, Graph
+        kept = Value, Stacked, OneBatch, Computed, EdgeCall, EdgeInput, Graph
         if not isinstance(operand, fx.Node) or not isinstance(self.known[operand], kept):
             return
         memory = self._memory[operand]
@@ -1122,7 +1122,7 @@ _TO_VECTORS: dict[str, list[list[int]]] = {
 
 def _remedy(result: Any) -> str:
     """Return advice for a result that is no matrix of rows."""
-    if isinstance(result, OfEdges):
+    if isinstance(result, EdgeCall):
         return "; of edges these are made by what is told how many there are, as scatter(…, dim_size=x.size(0)) is"
     if isinstance(result, dict):
         return "; return the matrices of rows as a tuple, the one that is scored first"

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from ooc.errors import ModelError
 
 _PRODUCTS = torch.matmul, torch.mm, torch.mv, torch.spmm, torch.sparse.mm
-_AS_IT_IS = "coalesce", "to_sparse_csr", "to_sparse_coo", "contiguous", "cpu"
+_UNCHANGED_BY = "coalesce", "to_sparse_csr", "to_sparse_coo", "contiguous", "cpu"
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class EdgeMatrix:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # as Python and torch ask anything
             raise AttributeError(name)
-        if name in _AS_IT_IS:
+        if name in _UNCHANGED_BY:
             return lambda: self
         raise self._refuse(f"{name} of it")
 
@@ -75,14 +75,14 @@ def matrix_of_edges(
             "sparse_coo_tensor takes the edges for a matrix: give it values and its size by the rows at hand, "
             "sparse_coo_tensor(edge_index.flip(0), weights, (x.size(0), x.size(0)))"
         )
-    return EdgeMatrix(*_ends(indices), values)
+    return EdgeMatrix(*_edge_ends(indices), values)
 
 
-def _ends(indices: Any) -> tuple[Any, Any]:
+def _edge_ends(indices: Any) -> tuple[Any, Any]:
     """Its two rows, as they were before they were put together or changed places."""
     node = indices.node
     if node.target in ("flip", torch.flip):
-        rows, columns = _ends(indices.tracer.proxy(node.args[0]))
+        rows, columns = _edge_ends(indices.tracer.proxy(node.args[0]))
         return columns, rows
     if node.target is torch.stack and len(node.args) == 1 and not node.kwargs.get("dim"):
         return tuple(map(indices.tracer.proxy, node.args[0]))

@@ -160,22 +160,22 @@ class Network:
         """A context in which tiles add up the gradients of weights made of parameters. The parameters get theirs at its
         end, or in ``finish_gradients``."""
         try:
-            for made in self._made:
+            for made in self._made_weights:
                 made.begin()
             yield
             self.finish_gradients()
         finally:
-            for made in self._made:
+            for made in self._made_weights:
                 made.end()
 
     def finish_gradients(self) -> None:
         """Give parameters the gradients that all tiles have added so far."""
-        for made in self._made:
+        for made in self._made_weights:
             made.finish()
             made.begin()
 
     @property
-    def _made(self) -> list[Made]:
+    def _made_weights(self) -> list[Made]:
         return [projection.made for projection in self._projections[0] if projection.own_trains]
 
 
@@ -195,7 +195,7 @@ def lower(
     order of product and sum in each layer.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    _check(model, learns=not trains or bool(setting.embedding_columns))
+    _check_lowerable(model, learns=not trains or bool(setting.embedding_columns))
     if not 0 <= setting.input_dropout < 1:
         raise ModelError(f"input_dropout must be at least 0 and below 1, not {setting.input_dropout}")
 
@@ -207,7 +207,7 @@ def lower(
 
     dtype = dtype_of(model) if next(model.parameters(), None) is not None else setting.dtype
     setting = replace(setting, dtype=dtype, sum_first=every_sum_first)
-    draft, output = _assembled(model, setting)
+    draft, output = _assemble(model, setting)
     _check_edge_data(model, setting.edge_data - draft.edge_data)
     distances = hops(output)
     longest = max((h for h in distances.values() if h < EVERYWHERE), default=0)
@@ -222,7 +222,7 @@ def lower(
                 edges_per_row=edges,
                 in_columns=in_columns,
                 out_columns=out_columns,
-                read_beside=_summed_from(draft.products[place]) in read_by_rows,
+                read_beside=_summed_sources(draft.products[place]) in read_by_rows,
             )
         after = distances.get(draft.products[place], 0)
         source, target = ends_of(scaling)
@@ -237,10 +237,10 @@ def lower(
     setting = replace(setting, sum_first=sum_first)
     assembly, training = draft, output
     if not all(sum_first(*question) for question in asked):
-        assembly, training = _assembled(model, setting)
+        assembly, training = _assemble(model, setting)
     aggregates = [v for v in values_of(training) if isinstance(v, Aggregate)]
     once = any(v.once for v in aggregates)
-    evaluated, evaluation = _assembled(model, replace(setting, training=False, aggregate_once=once))
+    evaluated, evaluation = _assemble(model, replace(setting, training=False, aggregate_once=once))
     _check_embeddings(model, setting, training, evaluation, assembly.inputs_cut_off)
     aggregates += [v for v in values_of(evaluation) if isinstance(v, Aggregate)]
     # Those that ask for rows' factors, or for edges of a type.
@@ -279,7 +279,7 @@ def check_outputs(columns: int, num_classes: int) -> None:
         raise ModelError(f"the model has {columns} outputs, the store has {num_classes} classes (from 0 on){remedy}")
 
 
-def _assembled(model: nn.Module, setting: Setting) -> tuple[Assembly, Value]:
+def _assemble(model: nn.Module, setting: Setting) -> tuple[Assembly, Value]:
     """Return the assembly of the model's values, and its output."""
     assembly = Assembly(setting)
     if isinstance(model, ModelShape):
@@ -379,14 +379,14 @@ def dtype_of(model: nn.Module) -> torch.dtype:
     return next((parameter.dtype for parameter in model.parameters()), torch.get_default_dtype())
 
 
-def _summed_from(value: Value) -> Value:
+def _summed_sources(value: Value) -> Value:
     """Return what neighbours' rows are summed from, by one hop or several."""
     while isinstance(value, Aggregate):
         value = value.source
     return value
 
 
-def _check(model: nn.Module, *, learns: bool) -> None:
+def _check_lowerable(model: nn.Module, *, learns: bool) -> None:
     """Refuse what no value can be made of, whatever the model does. ``learns``: rows are learnt, so the model itself
     need not have parameters."""
     name = type(model).__name__

@@ -20,7 +20,7 @@ from ooc.errors import ModelError, OocError
 from ooc.model.graph import ends_of_edges
 from ooc.model.layers.layer import EdgeInput, Graph, Layer, NoFormulaError, layer_of
 from ooc.model.layers.opaque import lower_opaque
-from ooc.model.layers.propagation import ADD_UP, BY_INDEX, COUNTS, OfEdges, lower_propagation
+from ooc.model.layers.propagation import ADD_UP, BY_INDEX, COUNTS, EdgeCall, lower_propagation
 from ooc.model.lowering.assembly import Assembly, Setting
 from ooc.model.lowering.interpreter import Interpreter, leaves_of, message_of
 from ooc.model.lowering.messages.hoisted import lower_hoisted
@@ -32,7 +32,7 @@ from ooc.model.lowering.messages.summed import (
 )
 from ooc.model.lowering.symbolic import Calls, calls_of, small_inputs, small_rows
 from ooc.model.lowering.values import Codes, RowCount, Value
-from ooc.model.lowering.whole import Called, with_arguments
+from ooc.model.lowering.whole import CalledByName, with_arguments
 from ooc.plan.workload import EdgeData
 
 _WIDER = 1.5
@@ -144,18 +144,18 @@ def _trace_calls(layer: Layer, setting: Setting, whole: Sequence[Callable[..., A
     arguments = [f"{'x' if at < len(layer.rows) else 'edge'}_{at}" for at in range(len(names))]
     arguments[len(layer.rows)] = "edge_index"
     how: dict[str, Any] = {"ends": layer.ends, "parts": layer.parts}
-    opened = with_arguments(Called, arguments, layer.module, names, layer.plain, **how)
+    opened = with_arguments(CalledByName, arguments, layer.module, names, layer.plain, **how)
     options: dict[str, Any] = {"rows": len(layer.rows) - len(layer.codes), "opened": layer.module, "whole": whole}
     key = layer.module, "calls", layer.module.training, layer.kind, layer.relation, *whole
     return Opened(*calls_of(setting, key, layer.where, lambda: (opened, tried), **options))
 
 
-def _scatters_rows(step: OfEdges) -> bool:
+def _scatters_rows(step: EdgeCall) -> bool:
     """Whether it makes rows of edges, being told how many, or given as many to add to."""
     if step.target in (*ADD_UP, *COUNTS):
         return any(isinstance(one, RowCount) for one in (*step.args[1:], *step.kwargs.values()))
     to = step.args[0] if step.target in BY_INDEX else None
-    made = leaves_of((to.args, dict(to.kwargs))) if isinstance(to, OfEdges) else [to]
+    made = leaves_of((to.args, dict(to.kwargs))) if isinstance(to, EdgeCall) else [to]
     return any(isinstance(one, Value if made == [to] else RowCount) for one in made)
 
 
@@ -167,8 +167,8 @@ class _ConvolutionInterpreter(Interpreter):
         self._calls, self._sums = opened.calls, opened.sums
         self._conv = layer.module
         self._layer, self._where = layer, layer.where
-        self._random_calls: set[OfEdges] = set()
-        self._used_random_calls: set[OfEdges] = set()
+        self._random_calls: set[EdgeCall] = set()
+        self._used_random_calls: set[EdgeCall] = set()
         """Calls that draw random numbers, and those of them that some sum already uses."""
 
     def run_on(self, rows: Sequence[Value]) -> Value:
@@ -188,7 +188,7 @@ class _ConvolutionInterpreter(Interpreter):
 
     def _result(self, node: fx.Node) -> Any:
         found = leaves_of([self.known[one] for one in node.all_input_nodes])
-        if node.op == "output" or not any(isinstance(one, (OfEdges, Graph, EdgeInput)) for one in found):
+        if node.op == "output" or not any(isinstance(one, (EdgeCall, Graph, EdgeInput)) for one in found):
             return super()._result(node)
         if node.op != "call_module" and all(isinstance(one, EdgeInput) for one in found):
             with suppress(ModelError):  # columns of these, or whole numbers, which it may be tried on
@@ -196,17 +196,17 @@ class _ConvolutionInterpreter(Interpreter):
                     return part
         step = self._defer_call(node, self._where)
         self._random_calls.update([step] if node in self._drawing else [])
-        adds_up = node in self._tails and any(map(_scatters_rows, step.with_all_before()))
+        adds_up = node in self._tails and any(map(_scatters_rows, step.with_dependencies()))
         if step.target != "propagate" and not adds_up:
             return step
-        drawn = self._random_calls.intersection(step.with_all_before())
+        drawn = self._random_calls.intersection(step.with_dependencies())
         if drawn & self._used_random_calls:
             raise ModelError(f"{self._where} drops edges, or what these carry, once for several sums")
         self._used_random_calls |= drawn
         if step.target == "propagate" and takes_rows_alone(self._conv):
             with suppress(ModelError), self._assembly.attempt():
                 return lower_sum(self._conv, self._where, step, self._assembly)
-        if any(one.target is gcn_norm for one in step.with_all_before()):
+        if any(one.target is gcn_norm for one in step.with_dependencies()):
             raise NoFormulaError(f"{self._where}: gcn_norm is computed of all edges")
         rows = {one.space: one for one in self.known.values() if isinstance(one, Value)}
         ends = ends_of_edges(self._layer.relation, flipped=self._layer.flipped)

@@ -36,7 +36,7 @@ from ooc.model.lowering.symbolic import (
     uncached,
 )
 from ooc.model.lowering.values import Value
-from ooc.model.lowering.whole import EDGES, ROWS, Way, Whole, counts_of, with_arguments
+from ooc.model.lowering.whole import EDGES, ROWS, CallConvention, UniformModel, counts_of, with_arguments
 from ooc.plan.workload import EdgeData
 from ooc.storage.types import EdgeType, Types
 
@@ -54,7 +54,7 @@ _NOT_OF_ONE_GRAPH = {
 _NAMES_OF_DATA = ("data", "batch", "batched_data", "graph", "g")
 
 
-def _way_of(model: nn.Module, setting: Setting) -> Way:
+def _call_convention_of(model: nn.Module, setting: Setting) -> CallConvention:
     """Return how ``model`` is called. Raises ModelError if its forward takes something else."""
     kind, types = type(model).__name__, setting.types
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
@@ -95,11 +95,11 @@ def _way_of(model: nn.Module, setting: Setting) -> Way:
             f"model {kind} takes rows and edges by type, as (x_dict, edge_index_dict): a graph of one type of "
             "nodes and one of edges is kept without types, and a model of it takes (x, edge_index)"
         )
-    return Way(as_data, taken, numbered, batch, inputs, by_name, setting.left_out)
+    return CallConvention(as_data, taken, numbered, batch, inputs, by_name, setting.left_out)
 
 
-def _on_small_rows(
-    way: Way, model: nn.Module, setting: Setting, results: Results, spaces: Sequence[str] = ()
+def _with_small_inputs(
+    way: CallConvention, model: nn.Module, setting: Setting, results: Results, spaces: Sequence[str] = ()
 ) -> tuple[nn.Module, Sequence[Tensor]]:
     """Return the model as a module that is called with individual tensors, and small tensors of the graph's widths."""
     types, columns, dtype, taken = setting.types, setting.in_columns, setting.dtype, way.taken
@@ -118,23 +118,23 @@ def _on_small_rows(
         places += [(taken[data], tuple(one)) for data, one, _ in carried]
         tried = small_inputs_of_types(types, columns, [width for _, _, width in carried], dtype=dtype)
         names = [f"given{at}" for at in range(len(places))]
-    return with_arguments(Whole, names, model, way, places, results, spaces), tried
+    return with_arguments(UniformModel, names, model, way, places, results, spaces), tried
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _exclusively() -> Iterator[None]:
     """A context for one thread at a time: while a trace runs, functions of torch, PyG and Python are replaced for all
     threads."""
     with _LOCK:
         yield
 
 
-@_alone()
+@_exclusively()
 def initialize(model: nn.Module, setting: Setting) -> None:
     """Initialise lazily sized parameters of ``model``, as PyG's examples do by a forward pass of the graph; here the
     pass is over a few made-up rows, in evaluation mode. Raises ModelError if that fails."""
     modes = [(module, module.training) for module in model.modules()]
-    whole, tried = _on_small_rows(_way_of(model, setting), model, setting, Results.FIRST)
+    whole, tried = _with_small_inputs(_call_convention_of(model, setting), model, setting, Results.FIRST)
     try:
         with torch.no_grad(), ExitStack() as stack:
             for module in model.eval().modules():
@@ -152,12 +152,12 @@ def initialize(model: nn.Module, setting: Setting) -> None:
             module.training = training
 
 
-@_alone()
+@_exclusively()
 def trace(model: nn.Module, assembly: Assembly) -> Value:
     """Return the output of ``model`` as a value. Raises ModelError that says what prevents it."""
     setting, assembly.lower_as_it_is = assembly.setting, lower_as_it_is
     kind, types, columns = type(model).__name__, setting.types, setting.in_columns
-    way = _way_of(model, setting)
+    way = _call_convention_of(model, setting)
     spaces = () if types is None else setting.outputs_of or (types.labelled,)
     modes = [(module, module.training) for module in model.modules()]
     as_given = model.training
@@ -167,7 +167,7 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
             for module, training in modes:
                 module.training &= training
         results = setting.results if setting.training else Results.FIRST
-        made = partial(_on_small_rows, way, model, setting, results, () if way.numbered else spaces)
+        made = partial(_with_small_inputs, way, model, setting, results, () if way.numbered else spaces)
         trained_rows = len(columns) if setting.embedding_columns else 0
         whole, calls = calls_of(setting, (model, setting.training, results), kind, made, rows=trained_rows)
         assembly.cut_off, assembly.reached = calls.cut_off, calls.reached
@@ -198,14 +198,14 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
             ) from error
         if isinstance(error, ModelError):
             placed(error, where)
-            error.args = (f"{error}{_rows_of_its_own(model, setting)}",)
+            error.args = (f"{error}{_own_rows_advice(model, setting)}",)
         if isinstance(error, OocError):  # of the store, it may be
             raise
         called = {frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__)}
         reason = next((why for name, why in _NOT_OF_ONE_GRAPH.items() if name in called), reason_of(error))
         if way.as_data and isinstance(error, AttributeError):
             reason += "; data has x, edge_index and what edges carry"
-        if own := _rows_of_its_own(model, setting):
+        if own := _own_rows_advice(model, setting):
             reason += own
         elif bare := [name for name in (types.nodes if types else ()) if name not in columns]:
             reason += f"; nodes {bare[0]!r} have no features: embedding={{{bare[0]!r}: 64}} trains some"
@@ -215,7 +215,7 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
             module.training = training
 
 
-def _rows_of_its_own(model: nn.Module, setting: Setting) -> str:
+def _own_rows_advice(model: nn.Module, setting: Setting) -> str:
     """Return advice for a matrix in the model that has a row for each node, which does not match the rows of a tile."""
     counts = {"": setting.num_nodes} if setting.types is None else setting.types.nodes
     for name, one in (*model.named_parameters(), *model.named_buffers()):

@@ -16,7 +16,7 @@ from torch.fx.node import map_arg
 from torch_geometric.nn import GATv2Conv, GINConv, GINEConv, GraphConv, SAGEConv, TransformerConv
 
 from ooc.model.layers.layer import EdgeInput, Graph
-from ooc.model.layers.propagation import OfEdges
+from ooc.model.layers.propagation import EdgeCall
 from ooc.model.lowering.interpreter import Free, OneBatch, OneGraph, Parts
 from ooc.model.lowering.network import EVERYWHERE, Network, hops
 from ooc.model.lowering.rowwise import ARITHMETIC
@@ -63,7 +63,7 @@ class Trimmed(nn.Module):
         edges_by_hop: Sequence[int],
     ) -> Tensor:
         """Return the outputs for the seeds [``nodes_by_hop[0]``, C]."""
-        found: Tensor = _Run(self, nodes_by_hop, edges_by_hop).run(x, edge_index, edge_weight, edge_attr)
+        found: Tensor = _TrimmedRun(self, nodes_by_hop, edges_by_hop).run(x, edge_index, edge_weight, edge_attr)
         return found
 
 
@@ -91,7 +91,7 @@ class _Plan:
         after: dict[fx.Node, int] = {}
         before: dict[fx.Node, int] = {}
         for node in reversed(graph.nodes):
-            value = _rows_of(known.get(node))
+            value = _underlying_rows(known.get(node))
             along = any(isinstance(known.get(source), Graph) for source in node.all_input_nodes)
             if node.op == "output":
                 after |= dict.fromkeys(node.all_input_nodes, 0)
@@ -105,10 +105,10 @@ class _Plan:
             )
             if of_all or (isinstance(value, (Free, Parts)) and value.moments):
                 return None
-            read = [rows for one in node.all_input_nodes if isinstance(rows := _rows_of(known[one]), Value)]
+            read = [rows for one in node.all_input_nodes if isinstance(rows := _underlying_rows(known[one]), Value)]
             below = hops(value, above=read) if isinstance(value, Value) else {}
             for source in node.all_input_nodes:
-                rows = _rows_of(known[source])
+                rows = _underlying_rows(known[source])
                 further = below.get(rows, EVERYWHERE if along else 0) if isinstance(rows, Value) else 0
                 after[source] = max(after.get(source, 0), after[node] + further)
                 if along:
@@ -118,7 +118,7 @@ class _Plan:
         return cls(graph, known, after, before, constants)
 
 
-class _Run(fx.Interpreter):
+class _TrimmedRun(fx.Interpreter):
     """The run of one batch."""
 
     def __init__(self, module: Trimmed, nodes_by_hop: Sequence[int], edges_by_hop: Sequence[int]) -> None:
@@ -151,12 +151,12 @@ class _Run(fx.Interpreter):
                 return found[:rows]
             if isinstance(what, Graph):
                 return found[:, :edges]
-            if isinstance(what, EdgeInput | OfEdges):
-                whole = isinstance(plan.known.get(n), EdgeInput | OfEdges)  # columns of it, for who knows which edges
+            if isinstance(what, EdgeInput | EdgeCall):
+                whole = isinstance(plan.known.get(n), EdgeInput | EdgeCall)  # columns of it, for who knows which edges
                 return found if found is None or whole else found[:edges]
             if isinstance(what, Parts) and isinstance(found, Tensor):  # truths
                 return found[:rows]
-            return _counted(what, found, rows)
+            return _with_row_count(what, found, rows)
 
         args, kwargs = map_arg((n.args, n.kwargs), given)
         if along and n.target in self._given_targets and isinstance(args[0], Tensor):
@@ -168,14 +168,14 @@ class _Run(fx.Interpreter):
         return int(self._rows[min(distance, len(self._rows) - 1)])
 
 
-def _rows_of(what: Any) -> Any:
+def _underlying_rows(what: Any) -> Any:
     return what.rows if isinstance(what, Codes) else what
 
 
-def _counted(what: Any, found: Any, rows: int) -> Any:
+def _with_row_count(what: Any, found: Any, rows: int) -> Any:
     """Return ``found`` with another number of rows, if it is that number or a shape."""
     if isinstance(what, RowCount):
         return rows
     if isinstance(what, tuple) and any(isinstance(one, RowCount) for one in what):
-        return type(found)(_counted(one, its, rows) for one, its in zip(what, found, strict=True))
+        return type(found)(_with_row_count(one, its, rows) for one, its in zip(what, found, strict=True))
     return found

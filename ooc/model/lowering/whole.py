@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data, HeteroData
 
 from ooc.errors import ModelError
-from ooc.model.layers.layer import given_as
+from ooc.model.layers.layer import combine_ends
 from ooc.model.layers.layer import side_by_side as parts_side_by_side
 from ooc.model.lowering.assembly import Inputs, Results
 from ooc.plan.workload import EdgeData
@@ -24,7 +24,7 @@ ROWS, EDGES = "rows", "edges"
 
 
 @dataclass(frozen=True)
-class Way:
+class CallConvention:
     """How a model is called: with the graph ``as_data``, or with rows, edges and the edge data it has ``taken``, by the
     names of its arguments; with the numbers of edge types (``numbered``), and with ``batch``. ``inputs``: the parts
     side by side in the rows (``named``), without a name if it has no such argument. ``by_name``: the arguments that are
@@ -39,13 +39,13 @@ class Way:
     left_out: Mapping[str, Collection[str]]
 
 
-class Whole(nn.Module):
+class UniformModel(nn.Module):
     """A model with the common calling convention. ``places``: for each tensor given, the model's argument it belongs to
     (rows, edges or a name), and the type within a dictionary (None: it is the whole argument); a tensor without a place
     is not passed. It returns the rows of the types ``spaces``; of several results, those that ``results`` says."""
 
     def __init__(
-        self, model: nn.Module, way: Way, places: Sequence[Any], results: Results, spaces: Sequence[str] = ()
+        self, model: nn.Module, way: CallConvention, places: Sequence[Any], results: Results, spaces: Sequence[str] = ()
     ) -> None:
         super().__init__()
         self.model = model
@@ -67,13 +67,14 @@ class Whole(nn.Module):
             arguments["batch"] = torch.zeros(rows.size(0), dtype=torch.long, device=rows.device)
         data = self.way.left_out if self.way.as_data else None
         how: dict[str, Any] = {"inputs": self.way.inputs, "by_name": self.way.by_name, "data": data}
-        output = called_with(self.model, rows, edges, arguments, **how)
+        output = call_model(self.model, rows, edges, arguments, **how)
         return chosen(output, self.results, self.spaces)
 
 
-class Called(nn.Module):
-    """``conv``, or its method ``function``, called with tensors by ``names``, combined as ``ends`` says (``given_as``),
-    and with ``plain`` arguments; it returns ``parts`` of several results. The module ``beside`` is included, too."""
+class CalledByName(nn.Module):
+    """``conv``, or its method ``function``, called with tensors by ``names``, combined as ``ends`` says
+    (``combine_ends``), and with ``plain`` arguments; it returns ``parts`` of several results. The module
+    ``beside`` is included, too."""
 
     def __init__(
         self,
@@ -93,12 +94,12 @@ class Called(nn.Module):
         self.names, self.plain, self.function, self.ends, self.parts = names, plain, function, ends or {}, parts
 
     def call(self, *given: Tensor) -> Any:
-        arguments = given_as(dict(zip(self.names, given, strict=True)), self.ends)
+        arguments = combine_ends(dict(zip(self.names, given, strict=True)), self.ends)
         found = getattr(self.conv, self.function)(**arguments, **self.plain)
         return parts_side_by_side(found, self.parts)
 
 
-def called_with(
+def call_model(
     model: nn.Module,
     rows: Any,
     edges: Any,
@@ -108,7 +109,8 @@ def called_with(
     by_name: Sequence[str],
     data: Mapping[str, Collection[str]] | None,
 ) -> Any:
-    """Return what ``model`` gives for these, as ``Whole`` says; ``data``: attributes that may not be asked for."""
+    """Return what ``model`` gives for these, as ``UniformModel`` says; ``data``: attributes that may not be asked
+    for."""
     others = {**dict.fromkeys(counts_of(model)), **others}
     if inputs:
         of_nodes = named(rows, inputs)
@@ -137,7 +139,7 @@ def named(rows: Any, inputs: Inputs) -> dict[str, Any]:
     return found
 
 
-class _Given(Data):  # type: ignore[misc]  # PyG is not typed
+class _StandInData(Data):  # type: ignore[misc]  # PyG is not typed
     """PyG's data, also of proxies, whose shapes PyG must not ask for. It knows the names of the user's further
     attributes: code that asks whether one exists would take another way."""
 
@@ -146,16 +148,16 @@ class _Given(Data):  # type: ignore[misc]  # PyG is not typed
 
     def __getattribute__(self, name: str) -> Any:
         if name in object.__getattribute__(self, "__dict__").get("_left_out", ()):
-            raise _not_given(name)
+            raise _missing_data_error(name)
         return super().__getattribute__(name)
 
     def __contains__(self, name: str) -> bool:
         if name in self._left_out:
-            raise _not_given(name)
+            raise _missing_data_error(name)
         return name in self._store
 
     def keys(self, *args: Any) -> Any:
-        raise _not_given("a list of all that it has")
+        raise _missing_data_error("a list of all that it has")
 
     def __fx_create_arg__(self, tracer: Any) -> Any:
         raise ModelError("a layer is given data itself; give it tensors, as layer(data.x, data.edge_index)")
@@ -171,7 +173,7 @@ class _Given(Data):  # type: ignore[misc]  # PyG is not typed
         return self.ptr.size(0) - 1 if "ptr" in self else 1
 
 
-def _not_given(name: str) -> ModelError:
+def _missing_data_error(name: str) -> ModelError:
     why = f"its forward asks data for {name}, which it is not given: data has x, edge_index and what edges carry"
     if name in ("pos", "z", "norm", "pe") or name.endswith("_pe"):  # as PyG's transforms call them
         why += f"; columns beside x are given as some of it: data.x = torch.cat([data.x, data.{name}], dim=-1)"
@@ -180,7 +182,7 @@ def _not_given(name: str) -> ModelError:
     return ModelError(why)
 
 
-class _NotGiven:
+class _UnknownAttribute:
     """An attribute of the data of which nothing is known but that it exists."""
 
     def __init__(self, name: str) -> None:
@@ -188,10 +190,10 @@ class _NotGiven:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise next(_not_given(one.name) for one in tree_leaves((args, kwargs)) if isinstance(one, cls))
+        raise next(_missing_data_error(one.name) for one in tree_leaves((args, kwargs)) if isinstance(one, cls))
 
     def _refuse(self, *asked: Any) -> Any:
-        raise _not_given(self.name)
+        raise _missing_data_error(self.name)
 
     __fx_create_arg__ = __getattr__ = __bool__ = __getitem__ = _refuse
 
@@ -205,14 +207,14 @@ def as_data(
         of_all = frozenset(left_out.get("", ()))
         if "adj_t" in of_all:  # which edges came as
             others = {"adj_t": edges, **others}
-        data = _Given(x=rows, edge_index=edges, **others)
+        data = _StandInData(x=rows, edge_index=edges, **others)
         data.__dict__["_left_out"] = of_all.difference(others)
         return data
     data = HeteroData()
     for kind, names in left_out.items():
         nodes = data[kind]  # which is there from now on, with nothing, too
         for name in names:
-            nodes[name] = _NotGiven(name)
+            nodes[name] = _UnknownAttribute(name)
     for name, by_type in {"x": rows, "edge_index": edges, **others}.items():
         for kind, values in by_type.items():
             data[kind][name] = values

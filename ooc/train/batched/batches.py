@@ -35,7 +35,7 @@ from ooc.model.lowering.network import dtype_of, values_of
 from ooc.model.lowering.tracing import arranged, edge_arguments, takes_data
 from ooc.model.lowering.trimming import Trimmed
 from ooc.model.lowering.values import Aggregate
-from ooc.model.lowering.whole import called_with
+from ooc.model.lowering.whole import call_model
 from ooc.model.task import Targets
 from ooc.offloading.measure import META, DryRuns, SavingPlan, Step
 from ooc.offloading.offload import Offload
@@ -465,7 +465,7 @@ class SampledTrainer(BatchTrainer):
             given["num_sampled_edges_per_hop"] = batch.num_sampled_edges
         data = self._setting.left_out if self._as_data else None
         how: dict[str, Any] = {"inputs": self._inputs, "by_name": self._by_name, "data": data}
-        return of_results(called_with(model, x, batch.edge_index, given, **how), every=self._takes_results)
+        return of_results(call_model(model, x, batch.edge_index, given, **how), every=self._takes_results)
 
     def _evaluate_alone(self) -> Scores:
         if self._both_fit_in_memory:

@@ -19,7 +19,7 @@ import torch
 from ooc.engine.exchange import Exchange
 from ooc.engine.session import Prepared
 from ooc.errors import OptionError
-from ooc.model.layers.links import OfScoredLinks
+from ooc.model.layers.links import LinkScores
 from ooc.plan.workload import Direction
 from ooc.train.links.drawn import LinkArray, ReversedLinks
 from ooc.train.links.sets import Ends, Ints
@@ -188,7 +188,7 @@ class LinkScorer:
         """Make the evaluation's decoder store its scores here, and provide the links by their tails if it needs
         them."""
         scored, offsets = prepared.network.evaluation, prepared.builder.rows.offsets[_SIDE]
-        assert isinstance(scored, OfScoredLinks)
+        assert isinstance(scored, LinkScores)
         scored.scores, scored.offsets, self._offsets = self._scores, offsets, offsets
         if Direction.SCORED_LINKS_REVERSED in prepared.plan.topologies:
             assert self._reversed is not None

@@ -30,14 +30,14 @@ from ooc.kernels.functions import Activation, Factor, Product
 from ooc.model.layers.attention import GATED_TOGETHER
 from ooc.model.layers.edge_functions import NO_TERM, EdgeTerm, FunctionSum
 from ooc.model.layers.layer import Call, EdgeInput, Graph, NoFormulaError
-from ooc.model.layers.propagation import OfEdges, lower_propagation
+from ooc.model.layers.propagation import EdgeCall, lower_propagation
 from ooc.model.layers.sums import SUMS
 from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.interpreter import Free, Interpreter, activation_of, leaves_of, parameter_of
 from ooc.model.lowering.messages.summed import (
     MULTIPLY,
     PLAIN,
-    OfUpdate,
+    UpdateModule,
     calls_of_message,
     check_by_rows,
     degree_of,
@@ -110,7 +110,7 @@ def _end_terms(end: int, value: Any, columns: int | None = None) -> _EndTerms:
 def lower_hoisted(
     conv: Any,
     where: str,
-    last: OfEdges,
+    last: EdgeCall,
     like: Mapping[str, Value],
     assembly: Assembly,
     *,
@@ -134,7 +134,7 @@ def lower_hoisted(
         messages, own = message.of_edges()
         result = message.step("call_method", "aggregate", (owner, messages, target, None, RowCount(like[""])))
         found = lower_propagation(conv, where, result, like, ("", ""), assembly, own)
-    return found if type(conv).update is MessagePassing.update else message.apply_module(OfUpdate(conv), found)
+    return found if type(conv).update is MessagePassing.update else message.apply_module(UpdateModule(conv), found)
 
 
 class _MessageInterpreter(Interpreter):
@@ -145,7 +145,7 @@ class _MessageInterpreter(Interpreter):
         conv: Any,
         where: str,
         given: Mapping[str, Any],
-        last: OfEdges,
+        last: EdgeCall,
         index: Any,
         assembly: Assembly,
     ) -> None:
@@ -171,7 +171,7 @@ class _MessageInterpreter(Interpreter):
         super().__init__(whole, assembly)
         self._where, self._index, self._conv = where, index, conv
         self._number = last.number
-        self._steps: dict[Any, OfEdges] = {}
+        self._steps: dict[Any, EdgeCall] = {}
         self._saves_maps = False
         self._given = {term.of for one in rows.values() for _, terms in one.blocks for term in terms}
         assembly.calls.append(self._calls)
@@ -183,14 +183,14 @@ class _MessageInterpreter(Interpreter):
             self.known[node] = next(waiting) if node.op == "placeholder" else self._result(node)
             self._memory[node] = frozenset([node])  # nothing is written in place
 
-    def of_edges(self) -> tuple[OfEdges, set[Value]]:
+    def of_edges(self) -> tuple[EdgeCall, set[Value]]:
         """Return the call that gives messages, and the rows that targets alone look up. Raises ModelError if linear
         maps of rows save no more than they cost."""
         result = self._defer_matrix(self._found)
-        if not isinstance(result, OfEdges):
+        if not isinstance(result, EdgeCall):
             raise NoFormulaError(f"{self._where}: its message gives nothing of edges")
         looked_up = {
-            leaf for one in result.with_all_before() for leaf in leaves_of(one.args) if isinstance(leaf, Value)
+            leaf for one in result.with_dependencies() for leaf in leaves_of(one.args) if isinstance(leaf, Value)
         }
         sources, targets = ({one for one in looked_up if (one, end) in self._steps} for end in (_SOURCE, _TARGET))
         own = targets if sources and not sources & targets and looked_up == sources | targets else set[Value]()
@@ -298,14 +298,14 @@ class _MessageInterpreter(Interpreter):
 
         return self._assembly.rowwise(self._where, in_turn, rows)
 
-    def step(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> OfEdges:
+    def step(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> EdgeCall:
         """Return a further call on edges."""
         self._number += 1
-        return OfEdges(self._number, kind, target, args, kwargs or {})
+        return EdgeCall(self._number, kind, target, args, kwargs or {})
 
     def _result(self, node: fx.Node) -> Any:
         given = [self.known[one] for one in node.all_input_nodes]
-        of_edges = [one for one in given if isinstance(one, (_EndTerms, _Product, OfEdges))]
+        of_edges = [one for one in given if isinstance(one, (_EndTerms, _Product, EdgeCall))]
         if not of_edges:
             return super()._result(node)
         module = self._modules.get(str(node.target)) if node.op == "call_module" else None
@@ -362,7 +362,7 @@ class _MessageInterpreter(Interpreter):
 
     def _as_matrix(self, node: Any, found: Any) -> _EndTerms | None:
         """Return ``found``, the result of ``node``, if it is a matrix of edges."""
-        if isinstance(found, OfEdges):
+        if isinstance(found, EdgeCall):
             sample = self._calls.tails.get(node)
             return _end_terms(_EDGE, found, sample[0]) if sample is not None and len(sample) == 1 else None
         is_matrix = isinstance(found, _EndTerms) and len(self._calls.tails.get(node, ())) == 1
@@ -468,7 +468,7 @@ class _MessageInterpreter(Interpreter):
     def _hoist_to_end(self, node: fx.Node, given: Sequence[Any]) -> Any:
         """Return a function of the rows at one end of edges; None if it must be computed for edges."""
         ends = {end for one in given if isinstance(one, _EndTerms) for end in one.ends}
-        if ends == {_EDGE} or any(isinstance(one, (OfEdges, _Product)) for one in given):
+        if ends == {_EDGE} or any(isinstance(one, (EdgeCall, _Product)) for one in given):
             return None
         (end,) = ends
         before = {one: self.known[one] for one in node.all_input_nodes}
@@ -500,7 +500,7 @@ class _MessageInterpreter(Interpreter):
             return found
         return self._assembly.sum([(term.factor, term.of) for term in terms])
 
-    def _defer_edge_call(self, node: fx.Node) -> OfEdges:
+    def _defer_edge_call(self, node: fx.Node) -> EdgeCall:
         """Return a call that is made on edges, with its arguments."""
 
         def given(one: fx.Node) -> Any:
@@ -550,7 +550,7 @@ class _MessageInterpreter(Interpreter):
         weight = self.step("call_function", _combine_columns, (self.step("get_attr", name, ()), of.scaled_columns))
         return self.step("call_function", F.linear, (of.of, weight))
 
-    def _gather_rows(self, rows: Value, end: int) -> OfEdges:
+    def _gather_rows(self, rows: Value, end: int) -> EdgeCall:
         """Return rows at one end of the edges."""
         if (rows, end) not in self._steps:
             at = int(end == _TARGET) if self._conv.flow == "source_to_target" else int(end == _SOURCE)

@@ -24,7 +24,7 @@ from ooc.errors import ModelError
 from ooc.model.graph import Scaling, ends_of_edges
 from ooc.model.layers.convolutions import replaced_part
 from ooc.model.layers.layer import Call, EdgeInput, Graph, NoFormulaError
-from ooc.model.layers.propagation import OfEdges
+from ooc.model.layers.propagation import EdgeCall
 from ooc.model.layers.sums import SUMS, aggregated, normalization
 from ooc.model.lowering.assembly import Assembly, Setting, check_matrix, first_line
 from ooc.model.lowering.interpreter import Interpreter, leaves_of
@@ -32,7 +32,7 @@ from ooc.model.lowering.projection import Linear, Projection
 from ooc.model.lowering.rectified import ExponentialLinear, Rectified, Sigmoidal
 from ooc.model.lowering.symbolic import Calls, calls_of, small_rows
 from ooc.model.lowering.values import Dense, Ones, RowCount, Rowwise, Sum, Value
-from ooc.model.lowering.whole import Called, with_arguments
+from ooc.model.lowering.whole import CalledByName, with_arguments
 from ooc.plan.workload import EdgeData
 
 _ROWWISE_VALUES = (Dense, ExponentialLinear, Linear, Projection, Rectified, Rowwise, Sigmoidal, Sum)
@@ -99,7 +99,7 @@ class _Edges:
     index: Any
     loops: bool = False
     scaling: Scaling | None = None
-    norm: OfEdges | None = None
+    norm: EdgeCall | None = None
 
     @property
     def weights(self) -> EdgeInput:
@@ -107,7 +107,7 @@ class _Edges:
         return EdgeInput(EdgeData.WEIGHT, self.graph.relation)
 
 
-def lower_sum(conv: Any, where: str, last: OfEdges, assembly: Assembly) -> Value:
+def lower_sum(conv: Any, where: str, last: EdgeCall, assembly: Assembly) -> Value:
     """Return what ``last``, a call of the layer's ``propagate``, gives for every row. Raises ModelError if it is no
     such sum."""
     (_, index, *sizes), given = last.args, dict(last.kwargs)
@@ -118,7 +118,7 @@ def lower_sum(conv: Any, where: str, last: OfEdges, assembly: Assembly) -> Value
     inputs, plain, factors = dict[str, Any](), dict[str, Any](), list[tuple[Value, int]]()
     for name in names_of(conv, "message"):
         one, weight = of_end(conv, given, name)[0], _VECTOR
-        while isinstance(one, OfEdges) and one.args[1:] in _TO_COLUMN.get(one.target, ()):
+        while isinstance(one, EdgeCall) and one.args[1:] in _TO_COLUMN.get(one.target, ()):
             one, weight = one.args[0], _COLUMN
         if isinstance(one, Value) and (len(one.tail) == 1 or conv.node_dim == 0):  # taken for each edge
             inputs[name] = one
@@ -154,10 +154,10 @@ def lower_sum(conv: Any, where: str, last: OfEdges, assembly: Assembly) -> Value
         count = degree_of(call, call.arguments["edge_index"], {rows.space: rows})
         found = assembly.rowwise(where, lambda total, n: total / (n + 1.0), [found, count])
     found = scaled(assembly, where, found, [own for own, end in factors if end != at_targets])
-    return found if type(conv).update is MessagePassing.update else call.apply(OfUpdate(conv), found)
+    return found if type(conv).update is MessagePassing.update else call.apply(UpdateModule(conv), found)
 
 
-def lower_degree(where: str, last: OfEdges, assembly: Assembly, like: Mapping[str, Value]) -> Value:
+def lower_degree(where: str, last: EdgeCall, assembly: Assembly, like: Mapping[str, Value]) -> Value:
     """Return every row's degree at one end of edges, for which ``last`` calls PyG's ``degree``. Raises ModelError
     unless these are the graph's own edges, perhaps with self-loops. ``like``: any rows of these nodes, by type."""
     bound = inspect.signature(degree).bind(*last.args, **last.kwargs)
@@ -192,7 +192,7 @@ def _are_weights(one: Any, edges: _Edges) -> bool:
     """Whether ``one`` stands for the weights of these edges."""
     if edges.norm is None:
         return isinstance(one, EdgeInput) and one == edges.weights
-    return isinstance(one, OfEdges) and one.target is operator.getitem and one.args == (edges.norm, 1)
+    return isinstance(one, EdgeCall) and one.target is operator.getitem and one.args == (edges.norm, 1)
 
 
 def _edges_of_index(conv: Any, index: Any, dtype: torch.dtype) -> _Edges | None:
@@ -200,10 +200,10 @@ def _edges_of_index(conv: Any, index: Any, dtype: torch.dtype) -> _Edges | None:
     ``gcn_norm`` for ``conv``; None for any others."""
     if isinstance(index, Graph):
         return _Edges(index, index)
-    if not isinstance(index, OfEdges) or index.target is not operator.getitem or index.args[1] != 0:
+    if not isinstance(index, EdgeCall) or index.target is not operator.getitem or index.args[1] != 0:
         return None
     made = index.args[0]
-    if not isinstance(made, OfEdges) or made.target not in (gcn_norm, add_self_loops):
+    if not isinstance(made, EdgeCall) or made.target not in (gcn_norm, add_self_loops):
         return None
     bound = inspect.signature(made.target).bind(*made.args, **made.kwargs)
     bound.apply_defaults()
@@ -222,9 +222,9 @@ def _edges_of_index(conv: Any, index: Any, dtype: torch.dtype) -> _Edges | None:
 
 def _row_factors(where: str, one: Any, edges: _Edges) -> list[tuple[Value, int]]:
     """Return numbers of rows, each with its end of the edges, whose product is ``one`` for every edge."""
-    if isinstance(one, OfEdges) and one.target in MULTIPLY and len(one.args) == 2:
+    if isinstance(one, EdgeCall) and one.target in MULTIPLY and len(one.args) == 2:
         return [found for part in one.args for found in _row_factors(where, part, edges)]
-    rows, at = one.args if isinstance(one, OfEdges) and one.target is operator.getitem else (None, None)
+    rows, at = one.args if isinstance(one, EdgeCall) and one.target is operator.getitem else (None, None)
     of, end = _end_of(at)
     if edges.scaling or of is None or of != edges.index or not isinstance(rows, Value) or rows.tail != ():
         raise NoFormulaError(f"{where}: its message takes more than sources' rows")
@@ -233,7 +233,7 @@ def _row_factors(where: str, one: Any, edges: _Edges) -> list[tuple[Value, int]]
 
 def _end_of(index: Any) -> tuple[Any, int]:
     """Return the edges of which ``index`` is one end, and the end; None for anything else."""
-    if isinstance(index, OfEdges) and index.target is operator.getitem and index.args[1] in (0, 1):
+    if isinstance(index, EdgeCall) and index.target is operator.getitem and index.args[1] in (0, 1):
         return index.args
     return None, 0
 
@@ -262,7 +262,7 @@ def check_by_rows(where: str, found: Value, known: Collection[Any]) -> None:
         waiting += one.inputs
 
 
-class OfUpdate(nn.Module):
+class UpdateModule(nn.Module):
     """A module that calls ``update`` with the sums."""
 
     def __init__(self, conv: Any) -> None:
@@ -291,7 +291,7 @@ def calls_of_message(
 
     def made() -> tuple[nn.Module, list[Tensor]]:
         arguments = [f"x_{at}" for at in range(len(names))]
-        whole = with_arguments(Called, arguments, conv, names, plain, function="message")
+        whole = with_arguments(CalledByName, arguments, conv, names, plain, function="message")
         return whole, [small_rows(tail, dtype=setting.dtype) for tail in tails]
 
     try:
