@@ -168,7 +168,7 @@ def test_who_has_failed_is_named_while_a_device_sends(tmp_path: Path, _soon: Non
 def test_a_process_that_goes_is_named(tmp_path: Path, _soon: None) -> None:
     def work(rank: int) -> str:
         ranks = Ranks.of_environment()
-        assert ranks.told(lambda: "as the first says") == "as the first says"
+        assert ranks.from_first(lambda: "as the first says") == "as the first says"
         rates = {int(rate) for rate in ranks.gathered(torch.tensor([ranks.measured_link()]))}
         assert len(rates) == 1 and min(rates) > 1000
         if rank == 1:
@@ -206,7 +206,7 @@ def test_what_a_device_is_sent_is_not_copied_from_it(tmp_path: Path) -> None:
     def work(rank: int) -> str:
         ranks, place = Ranks.of_environment(), ("cpu", "meta")[rank]
         ranks.broadcast(torch.ones(3, device=place), 0)
-        ranks.hand_on(torch.ones(3, device=place), 0, 1)
+        ranks.send_between(torch.ones(3, device=place), 0, 1)
         return place
 
     assert together(2, tmp_path, work) == ["cpu", "meta"]
@@ -226,7 +226,7 @@ def test_where_one_fails_all_end_and_one_says_why(tmp_path: Path) -> None:
                 raise ooc.StoreError("damaged")
             ranks.gathered(torch.zeros(3))
 
-        for failing in (lambda: ranks.all_of(fail), fail_later):
+        for failing in (lambda: ranks.in_all(fail), fail_later):
             with pytest.raises(ooc.OocError) as raised:
                 failing()
             found.append((type(raised.value).__name__, getattr(raised.value, "is_told", False)))

@@ -142,8 +142,8 @@ def command(
 
             check_software(ranks)
             asked = {"seeds": seeds, "resume": resume, "dry_run": dry_run, **options}
-            ranks.check_alike(_shared_options(context, asked), "the command")
-        run, settings = opened() if ranks is None else ranks.told(opened)
+            ranks.check_equal(_shared_options(context, asked), "the command")
+        run, settings = opened() if ranks is None else ranks.from_first(opened)
         if ranks is not None:
             settings = _local_settings(context, settings, store, options)
         from ooc.cli.training import Call, train

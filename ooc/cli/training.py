@@ -122,9 +122,9 @@ def _train(call: Call, run: RunFolder, settings: TrainSettings, reporter: Report
         logs = [kind(run.path / name, run.records) for log, (kind, name) in _LOGS.items() if log in settings.log]
     lines = [epoch_as_json] if call.as_json and call.is_first else []
     relay = Relay(reporter, *logs, *lines)
-    with call.ranks.all_of(partial(_build_run_trainer, run, settings, relay)) as trainer:
+    with call.ranks.in_all(partial(_build_run_trainer, run, settings, relay)) as trainer:
         report = trainer.report(settings.eval_every)
-        done = trainer.ranks.told(lambda: int((run.last() or {"epoch": 0})["epoch"]))
+        done = trainer.ranks.from_first(lambda: int((run.last() or {"epoch": 0})["epoch"]))
         if call.verbosity >= Verbosity.INFO:
             _print_heading(trainer, settings, report, settings.epochs - done, call.verbosity)
         if call.as_json and call.is_first:

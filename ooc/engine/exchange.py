@@ -258,7 +258,7 @@ class Exchange:
         """
         ranks, shares = self.ranks, self._shares[space]
         rows = shares[-1].stop
-        wanted = ranks.all_of(lambda: wanted_rows(sources, shares, shares[ranks.rank], rows))
+        wanted = ranks.in_all(lambda: wanted_rows(sources, shares, shares[ranks.rank], rows))
         counts_PP = torch.stack([*ranks.gathered(torch.tensor([len(one) for one in wanted]))])
         memory = halo_memory(counts_PP, shares, rows)
         if memory is None:
@@ -470,7 +470,7 @@ class Exchange:
             for rows in (grid.part(number, share) for number in grid.blocks_with(share)):
                 block = next(own) if rank == ranks.rank else torch.empty(len(rows), grid.columns, dtype=dtype)
                 if rank != to:
-                    ranks.hand_on(block.view(torch.uint8), rank, to)
+                    ranks.send_between(block.view(torch.uint8), rank, to)
                 if ranks.rank == to:
                     yield block
 
@@ -486,7 +486,7 @@ class Exchange:
             counts = [int(count) for count in ranks.gathered(torch.tensor([len(found)]))]
         for rank in reversed(range(ranks.count)) if reverse else range(ranks.count):
             for number in range(counts[rank]):
-                yield ranks.sent(found[number] if rank == ranks.rank else None, rank, place)
+                yield ranks.broadcast_object(found[number] if rank == ranks.rank else None, rank, place)
 
     def in_turn(self, sums_NC: Tensor) -> Callable[[], None]:
         """Wait until all processes before this one have added to a matrix, and receive their sums.
@@ -499,7 +499,7 @@ class Exchange:
 
         def hand_to(rank: int) -> None:
             for piece in pieces:
-                ranks.hand_on(piece, rank - 1, rank)
+                ranks.send_between(piece, rank - 1, rank)
 
         with self._waiting():
             for rank in range(ranks.rank):

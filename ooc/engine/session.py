@@ -140,7 +140,7 @@ class Session:
         """
         ranks = ALONE if self._prepared.exchange is None else self._prepared.exchange.ranks
         needed = ranks.gathered(torch.tensor([self._prepared.plan.spill_bytes]))
-        ranks.all_of(lambda: self._check_disk(sum(int(needed[rank]) for rank in ranks.here), beside))
+        ranks.in_all(lambda: self._check_disk(sum(int(needed[rank]) for rank in ranks.here), beside))
 
     def _check_disk(self, needed: int, beside: int) -> None:
         there = next(folder for folder in (self._spill_dir, *self._spill_dir.absolute().parents) if folder.exists())

@@ -370,14 +370,14 @@ class Ranks:
         """Return these processes, sending from device to device."""
         return replace(self, group=self.direct)
 
-    def told(self, make: Callable[[], T]) -> T:
+    def from_first(self, make: Callable[[], T]) -> T:
         """Return, in all processes, what ``make`` gives in the first. If it raises there, the others raise
         RankError."""
         if self.count == 1:
             return make()
-        return cast(T, self.sent(self.all_of(make if self.rank == 0 else lambda: None), 0))
+        return cast(T, self.broadcast_object(self.in_all(make if self.rank == 0 else lambda: None), 0))
 
-    def all_of(self, make: Callable[[], T]) -> T:
+    def in_all(self, make: Callable[[], T]) -> T:
         """Return ``make()`` once it has succeeded in all processes. If it fails, the first that failed raises its
         error, and the others RankError."""
         if self.count == 1:
@@ -398,25 +398,25 @@ class Ranks:
         if not any(states):
             return cast(T, made)
         first = states.index(max(states))
-        why = str(self.sent(str(failure), first))
+        why = str(self.broadcast_object(str(failure), first))
         if failure is not None and (first == self.rank or isinstance(failure, RankError)):
             raise failure
         is_told = self.machines is None or self.machines.is_told(first, self.rank)
         raise RankError(f"{self.name(first)} has failed: {why}", is_told=is_told)
 
-    def check_alike(self, own: Mapping[str, Any], what: str) -> None:
+    def check_equal(self, own: Mapping[str, Any], what: str) -> None:
         """Raise OptionError in the first process that has something else under one of these names than rank 0, and
         RankError in the others; ``what`` names it all."""
         if self.count == 1:
             return
-        first = self.told(lambda: own)
+        first = self.from_first(lambda: own)
 
         def check() -> None:
             differs = [name for name in {**first, **own} if first.get(name) != own.get(name)]
             if differs:
                 raise OptionError(f"{what} is not that of {self.name(0)}: it differs in {', '.join(differs[:4])}")
 
-        self.all_of(check)
+        self.in_all(check)
 
     def gathered(self, own: Tensor) -> Sequence[Tensor]:
         """Return ``own`` [n] of every process, in order."""
@@ -476,7 +476,7 @@ class Ranks:
         received_rows[source], sent_rows[target] = len(received), len(sent)
         self.all_to_all(received, sent, received_rows, sent_rows)
 
-    def hand_on(self, values: Tensor, sender: int, receiver: int) -> None:
+    def send_between(self, values: Tensor, sender: int, receiver: int) -> None:
         """Send from one process to another, in the memory of its ``values``; all must take part. It goes through the
         host, if that memory is a device's."""
         there = _on_host(values, is_sent=sender == self.rank)
@@ -502,7 +502,7 @@ class Ranks:
                 break
         return int(rate)
 
-    def sent(self, value: Any, rank: int, place: torch.device = CPU) -> Any:
+    def broadcast_object(self, value: Any, rank: int, place: torch.device = CPU) -> Any:
         """Return one process's ``value``, any object, in all processes. Its tensors of a device are on each one's own,
         ``place``."""
         found = packed(value)

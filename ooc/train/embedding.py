@@ -169,7 +169,7 @@ class LearntRows:
             raise RunError("the embedding went when the trainer was closed; train with out=, which keeps it")
         if self._folder is None and self._ranks.local_count < self._ranks.count:
             raise OptionError("processes of several machines have an embedding in the folder of a run; give out=")
-        paths = self._ranks.told(lambda: self._make_files(scratch, steps_unsaved))
+        paths = self._ranks.from_first(lambda: self._make_files(scratch, steps_unsaved))
         if self._folder is not None and self._ranks.local_count < self._ranks.count:
             self._check_shared(self._folder)
         for name, array in self.arrays.items():
@@ -191,8 +191,8 @@ class LearntRows:
                 raise OptionError(f"{folder} is not that of {self._ranks.name(0)}, and all write to it; {remedy}")
 
         with NamedTemporaryFile(dir=folder) if self._ranks.rank == 0 else nullcontext() as file:
-            name = self._ranks.told(lambda: "" if file is None else Path(file.name).name)
-            self._ranks.all_of(check)
+            name = self._ranks.from_first(lambda: "" if file is None else Path(file.name).name)
+            self._ranks.in_all(check)
 
     def _versions_kept(self, name: str, steps_unsaved: bool) -> int:
         """Return how many files an array has; in a run begun with other options, at least up to the last one that it

@@ -399,7 +399,7 @@ def check_software(ranks: Ranks) -> None:
 
     found = {"ooc": __version__, "torch": torch.__version__, "PyG": torch_geometric.__version__}
     found |= {"numpy": np.__version__, "Python": ".".join(platform.python_version_tuple()[:2])}
-    ranks.check_alike(found, f"the software ({', '.join(map(' '.join, found.items()))})")
+    ranks.check_equal(found, f"the software ({', '.join(map(' '.join, found.items()))})")
 
 
 def described(model: nn.Module, optimizer: Optimizer | None, given: Mapping[str, Any]) -> dict[str, str]:

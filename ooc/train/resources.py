@@ -188,7 +188,9 @@ class Resources:
             raise OptionError("some processes compute on a GPU and some on the CPU; give all of them the same device=")
         numbers = ranks.gathered(torch.tensor([own.device_bytes, own.host_bytes, self.threads]))
         (device_bytes, host_bytes, _), threads = torch.stack([*numbers]).amin(0).tolist(), [int(n[2]) for n in numbers]
-        limits, hardware, link = ranks.told(lambda: (own, self.hardware, self.link))  # then all of them plan alike
+        limits, hardware, link = ranks.from_first(
+            lambda: (own, self.hardware, self.link)
+        )  # then all of them plan alike
         limits = replace(limits, device_bytes=device_bytes, host_bytes=host_bytes, processes=ranks.most_on_a_machine)
         ranks, limits = self._linked(ranks, limits, hardware, link)
         shared: dict[str, Any] = {"limits": limits, "hardware": hardware, "ranks": ranks, "threads": max(threads)}

@@ -130,7 +130,7 @@ class Trainer:
         with self._at_work():
             self._check_evaluated(eval_every, patience)
             asked |= {"resume": resume, "allow_nonfinite": allow_nonfinite}
-            self.ranks.check_alike(asked, "what fit is to do")
+            self.ranks.check_equal(asked, "what fit is to do")
             last = self._last_epoch(epochs, resume=resume)
             self._start()
             with self._displayed(last, eval_every) if progress else nullcontext():
@@ -559,7 +559,7 @@ class Trainer:
             check_optimizer(optimizer, model)
         self._lock = RLock()
         self.ranks = ranks = Ranks.of_environment()
-        out = out if isinstance(out, RunFolder) else ranks.told(lambda: open_run_folder(out, seed))
+        out = out if isinstance(out, RunFolder) else ranks.from_first(lambda: open_run_folder(out, seed))
         if ranks.rank and out is not None:
             out = out.followed()
         scratch = spill_folder(spill_dir, None if out is None else out.path, graph)
@@ -609,9 +609,9 @@ class Trainer:
             settings |= {"embedding": embedding, "spill_dtype": spill_dtype} | asked | self._extra_arguments()
             if ranks.count > 1:
                 check_software(ranks)
-                ranks.check_alike(graph.fingerprint(), f"the store {graph.path}")
+                ranks.check_equal(graph.fingerprint(), f"the store {graph.path}")
                 others = {"metric": metric, "scheduler": scheduler, "_tuning": _tuning}
-                ranks.check_alike(described(model, optimizer, settings | others), "what is trained")
+                ranks.check_equal(described(model, optimizer, settings | others), "what is trained")
             self.model, self.store = model, graph
             self.metric = self._resolve_metric(metric, graph)
             if clip_norm is not None:

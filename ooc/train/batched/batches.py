@@ -272,7 +272,7 @@ class BatchTrainer(Trainer):
 
     def _evaluate(self) -> Scores:
         """Return the first process's scores; all processes have to call."""
-        return self.ranks.told(self._evaluate_alone)
+        return self.ranks.from_first(self._evaluate_alone)
 
     @abstractmethod
     def _evaluate_alone(self) -> Scores: ...

@@ -312,7 +312,7 @@ class LinkTrainer(Trainer):
     def _job(self, resources: Resources) -> Job:
         how: dict[str, Any] = {"negatives": self._drawn, "seed": self._asked["seed"], "resources": resources}
         how |= {"metric": self.metric, "dtype": dtype_of(self.model)}
-        objective = self.ranks.all_of(partial(LinkObjective.of, self._links, self.store, **how))
+        objective = self.ranks.in_all(partial(LinkObjective.of, self._links, self.store, **how))
         assert objective.training is not None
         self._training = objective.training
         if self._steps > (count := self._training.count):

@@ -152,7 +152,7 @@ class TrainingState:
         For a run that was stopped before its first checkpoint, only the options are there to resume from.
         """
         on_one = self.ranks.local_count == self.ranks.count  # there each reads the file, and nothing is in memory twice
-        state, of_best = self._loaded() if on_one else self.ranks.told(self._loaded)
+        state, of_best = self._loaded() if on_one else self.ranks.from_first(self._loaded)
         if state is None:
             return
         if self.learnt is not None:
