@@ -323,7 +323,7 @@ def print_what_if(planning: Planning, texts: Sequence[str], *, plot: Path | None
     for cell in cells:
         if not cell["feasible"]:
             cell["reason"] = as_command_options(cell["reason"], command)
-    found = what_if.steps(cells, planning.resource_amounts())
+    found = what_if.next_points(cells, planning.resource_amounts())
     assumptions = planning.assumptions()
     if machine.has_device_memory:
         assumptions.append(f"cards are as fast as {machine.name}'s, and differ in memory alone")
@@ -333,7 +333,7 @@ def print_what_if(planning: Planning, texts: Sequence[str], *, plot: Path | None
         console = output()
         say(console, planning.describe_graph())
         what_if.print_grid(cells, console)
-        what_if.print_steps(found, console)
+        what_if.print_next_points(found, console)
         tables.print_assumptions(assumptions, console)
     if plot is not None:
         what_if.draw(cells, plot, title=planning.describe_training())

@@ -34,7 +34,7 @@ SILENT_S = 2.0
 LINE_EVERY_S = 5.0
 _REFRESHES_PER_S = 2
 """Refreshes of the live view per second: drawing it takes some milliseconds of a processor that has other work."""
-_DUMB = ("dumb", "unknown")
+_DUMB_TERMINALS = ("dumb", "unknown")
 
 
 class Verbosity(IntEnum):
@@ -93,7 +93,7 @@ class Reporter:
 
     def __call__(self, event: Event) -> None:
         if self._verbosity > Verbosity.ERROR:
-            self._tell(event)
+            self._handle(event)
         if isinstance(event, TaskStarted | TaskAdvanced):
             stop_if_asked()
 
@@ -114,7 +114,7 @@ class Reporter:
             self._view, self._live = view, _live(view, self._errors, stays=stays)
             self._live.start()
 
-    def _tell(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         informing, debugging = self._verbosity >= Verbosity.INFO, self._verbosity >= Verbosity.DEBUG
         with self._lock:
             if self._view is not None:
@@ -192,7 +192,7 @@ class Reporter:
 
 def is_terminal(stream: TextIO) -> bool:
     """Return whether ``stream`` is a terminal whose lines can be overwritten."""
-    return stream.isatty() and os.environ.get("TERM", "").lower() not in _DUMB
+    return stream.isatty() and os.environ.get("TERM", "").lower() not in _DUMB_TERMINALS
 
 
 def _live(view: TrainingView, stream: TextIO, *, stays: bool) -> "Live":
@@ -230,7 +230,7 @@ def _bars(stream: TextIO) -> "Progress":
 # ---- from Python ----------------------------------------------------------------------------------------------------
 
 
-_NOTEBOOK = "ZMQInteractiveShell"
+_NOTEBOOK_SHELL = "ZMQInteractiveShell"
 _NOTEBOOK_WIDTH = 100
 _NOTEBOOK_EVERY_S = 0.5
 
@@ -256,7 +256,7 @@ def in_notebook() -> bool:
     """Return whether this runs in a notebook's kernel."""
     shell = sys.modules.get("IPython")
     kinds = () if shell is None else type(shell.get_ipython()).__mro__  # Colab's is a kind of Jupyter's
-    return any(kind.__name__ == _NOTEBOOK for kind in kinds)
+    return any(kind.__name__ == _NOTEBOOK_SHELL for kind in kinds)
 
 
 class NotebookCell:

@@ -23,7 +23,7 @@ _WRAPPED_WIDTH = 24
 """Headings of table columns whose cells may wrap, and the width such a column needs, in characters."""
 _WORDS = _WRAPPED | {"fate", "bound by", "produced", "last forward use", "setting", "state", "model", "graph", "metric"}
 """Headings of left-aligned table columns, which hold words; the first column does too, all others hold numbers."""
-_BETWEEN = 2
+_COLUMN_GAP = 2
 UNIT = re.compile(r"(?<=\d) (?=(?:%|s|min|h|[KMGT]?B)(?![\w/]))")
 """A pattern for the space between a number and its unit."""
 
@@ -85,8 +85,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], console: 
     for k in range(1, len(columns)):
         if not any(row[k] for row in rows):
             continue
-        width = _BETWEEN + (min(widths[k], _WRAPPED_WIDTH) if columns[k] in _WRAPPED else widths[k])
-        if len(tables[-1]) > 1 and used + width > console.width - _BETWEEN:
+        width = _COLUMN_GAP + (min(widths[k], _WRAPPED_WIDTH) if columns[k] in _WRAPPED else widths[k])
+        if len(tables[-1]) > 1 and used + width > console.width - _COLUMN_GAP:
             tables.append([0])
             used = widths[0]
         tables[-1].append(k)

@@ -106,13 +106,13 @@ def print_list(console: Console) -> None:
     rows = [(form, reader.needs) for form, reader in FORMATS.items()]
     print_table(("format", "what SOURCE is"), rows, console)
     named_rows = [
-        (dataset.name, *(f"{count:,}" for count in (dataset.nodes, dataset.edges, dataset.features)), _where(dataset))
+        (dataset.name, *(f"{count:,}" for count in (dataset.nodes, dataset.edges, dataset.features)), _places(dataset))
         for dataset in DATASETS.values()
     ]
     print_table(("name", "nodes", "edges", "features", "where it lies under --root"), named_rows, console)
 
 
-def _where(dataset: Dataset) -> str:
+def _places(dataset: Dataset) -> str:
     """Return the dataset's usual folder, and the file it is downloaded as where that file can be used as it is."""
     first, packed = dataset.places[0], dataset.files[0]
     return f"{first}/ or {packed.path}" if len(dataset.files) == 1 and packed.unpacked is None else f"{first}/"

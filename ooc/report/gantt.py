@@ -29,13 +29,13 @@ _PASS_LANE = 22
 _MEMORY_HEIGHT = 110
 _NEAR_PIXELS, _BAR_PIXELS = 1.5, 5
 """Pixels: events nearer than the first merge into one bar, as wide as the second at most and as high as it is busy."""
-_CHARACTER = 6.3
+_CHARACTER_WIDTH = 6.3
 """The most pixels that a character of the labels' font takes."""
-_FILES = files("ooc.report")
-STYLE = _FILES.joinpath("gantt.css").read_text(encoding="utf-8")
+_RESOURCE_FOLDER = files("ooc.report")
+STYLE = _RESOURCE_FOLDER.joinpath("gantt.css").read_text(encoding="utf-8")
 """The CSS of a `drawing`."""
-_SIZES = f"{{left: {_LEFT}, wide: {_WIDTH - _LEFT - _RIGHT}, width: {_WIDTH}, character: {_CHARACTER}}}"
-SCRIPT = f"'use strict';({_FILES.joinpath('gantt.js').read_text(encoding='utf-8')})({_SIZES});"
+_SCRIPT_SIZES = f"{{left: {_LEFT}, wide: {_WIDTH - _LEFT - _RIGHT}, width: {_WIDTH}, character: {_CHARACTER_WIDTH}}}"
+SCRIPT = f"'use strict';({_RESOURCE_FOLDER.joinpath('gantt.js').read_text(encoding='utf-8')})({_SCRIPT_SIZES});"
 """The script that lets drawings be zoomed and moved.
 
 Drawings in a box of the class ``zoomable`` move together, also by its buttons ``data-zoom``; there the wheel zooms only
@@ -53,13 +53,13 @@ def write_gantt(path: Path, *timelines: Timeline) -> None:
         case ".html":
             text = html(*timelines)
         case ".json":
-            text = json.dumps(trace(*timelines, names=_names(timelines)))
+            text = json.dumps(trace(*timelines, names=_rank_titles(timelines)))
         case _:
             raise OptionError(f"{path}: a drawing ends in .svg, .html or .json")
     write_text(path, text)
 
 
-def _names(timelines: Sequence[Timeline]) -> list[str]:
+def _rank_titles(timelines: Sequence[Timeline]) -> list[str]:
     """Return the titles of several processes' drawings; none for a single process."""
     return [f"rank {rank}" for rank in range(len(timelines))] if len(timelines) > 1 else []
 
@@ -82,17 +82,17 @@ def write_trace(path: Path, out: Path) -> None:
 
 def svg(*timelines: Timeline) -> str:
     """Return an SVG, 1,200 pixels wide, of passes, a lane for each resource, and memory, over the same seconds."""
-    titles = _names(timelines) or [timeline.program for timeline in timelines]
+    titles = _rank_titles(timelines) or [timeline.program for timeline in timelines]
     drawn = [_Drawing(one, one.epoch_s, title, one.memory) for one, title in zip(timelines, titles, strict=True)]
-    return _joined(drawn, f"<style>{STYLE}{_BACKGROUND}</style>\n")
+    return _stack_drawings(drawn, f"<style>{STYLE}{_BACKGROUND}</style>\n")
 
 
 def drawing(timeline: Timeline, *, span_s: float, title: str) -> str:
     """Return the SVG of one timeline for a page that has `STYLE`: ``span_s`` seconds wide, and without memory."""
-    return _joined([_Drawing(timeline, span_s, title, ())])
+    return _stack_drawings([_Drawing(timeline, span_s, title, ())])
 
 
-def _joined(drawings: "Sequence[_Drawing]", style: str = "") -> str:
+def _stack_drawings(drawings: "Sequence[_Drawing]", style: str = "") -> str:
     """Return one SVG with the drawings one below the other."""
     parts, top = [], 0
     for drawn in drawings:
@@ -160,7 +160,7 @@ class _Drawing:
                 what += f" for {item.bound.value}"
             yield self._box(item.start_s, item.end_s, self.top, _PASS_LANE, what, extra=f'class="{shade}"')
             x, width = self.x(item.start_s), self.x(item.end_s) - self.x(item.start_s)
-            fits = int((width - 8) / _CHARACTER)
+            fits = int((width - 8) / _CHARACTER_WIDTH)
             shown = item.title if len(item.title) <= fits else item.title[: max(0, fits - 1)] + "…" if fits > 3 else ""
             title = escape(item.title)
             yield (
@@ -181,7 +181,7 @@ class _Drawing:
         for bar in stretches(own, _NEAR_PIXELS * pixel_s, _BAR_PIXELS * pixel_s):
             share = min(1.0, bar.busy_s / (bar.end_s - bar.start_s)) if bar.end_s > bar.start_s else 1.0
             height = max(1.0, _LANE * share)
-            what = _described(resource, bar, titles[bar.at])
+            what = _describe_bar(resource, bar, titles[bar.at])
             yield self._box(bar.start_s, bar.end_s, y + _LANE - height, height, what, f'fill="{_COLOURS[resource]}"')
 
     def _memory(self, use: MemoryUse, y: int) -> Iterator[str]:
@@ -196,7 +196,7 @@ class _Drawing:
             return floor - _MEMORY_HEIGHT * nbytes / most
 
         points = [(_LEFT * 1.0, floor * 1.0)]
-        for time_s, nbytes in _thinned(use.samples, self.span_s):
+        for time_s, nbytes in _thin_samples(use.samples, self.span_s):
             points += [(self.x(time_s), points[-1][1]), (self.x(time_s), height(nbytes))]
         points += [(self.x(self.epoch_s), points[-1][1]), (self.x(self.epoch_s), floor * 1.0)]
         shape = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
@@ -222,12 +222,12 @@ def _label(text: str, y: int) -> str:
     return f'<text x="{_LEFT - 10}" y="{y}" text-anchor="end">{escape(text)}</text>'
 
 
-def _described(resource: Resource, bar: Stretch, title: str) -> str:
+def _describe_bar(resource: Resource, bar: Stretch, title: str) -> str:
     moved = f", {format_size(bar.nbytes)}" if bar.nbytes else ""
     return f"{resource.value}, {title}: {_seconds(bar.busy_s)} of {_seconds(bar.end_s - bar.start_s)}{moved}"
 
 
-def _thinned(samples: tuple[tuple[float, int], ...], span_s: float) -> list[tuple[float, int]]:
+def _thin_samples(samples: tuple[tuple[float, int], ...], span_s: float) -> list[tuple[float, int]]:
     """Return samples of memory use, at most one a pixel: the greatest in that pixel's time, so that no peak is lost."""
     kept: list[tuple[float, int]] = []
     for time_s, nbytes in samples:

@@ -36,7 +36,7 @@ from ooc.storage.array import replace_file
 from ooc.train.metrics import Metric
 from ooc.train.runs.run import FORECAST, PLANNED, RunFolder
 
-_WORTH_TELLING_S, _WORTH_TELLING_AGAIN = 10.0, 0.1
+_LEAST_REMAINING_S, _LEAST_CHANGE = 10.0, 0.1
 
 
 def epoch_as_json(event: Event) -> None:
@@ -60,7 +60,7 @@ class EpochLog(ABC):
 
     def __init__(self, earlier: Earlier = tuple) -> None:
         self._earlier = earlier
-        self._begun = False
+        self._has_begun = False
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, EpochFinished):
@@ -74,9 +74,9 @@ class EpochLog(ABC):
             self._begin_once(last + 1)
 
     def _begin_once(self, epoch: int) -> None:
-        if not self._begun:
+        if not self._has_begun:
             self.begin(epoch, [record for record in self._earlier() if record.epoch < epoch])
-            self._begun = True
+            self._has_begun = True
 
     @abstractmethod
     def begin(self, epoch: int, earlier: Sequence[EpochRecord]) -> None:
@@ -186,13 +186,13 @@ def note_start(run: RunFolder, report: PlanReport | None, spill_dir: Path, metri
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": shlex.join(["ooc", *sys.argv[1:]]),
             "metric": {"name": metric.value, "higher_is_better": metric.higher_is_better},
-            "machine": _machine(spill_dir, None if report is None else report.hardware),
+            "machine": _machine_facts(spill_dir, None if report is None else report.hardware),
             "versions": {name: version for name, version in versions_of(_PACKAGES).items() if version is not None},
         }
     )
 
 
-def _machine(spill_dir: Path, hardware: Hardware | None) -> dict[str, Any]:
+def _machine_facts(spill_dir: Path, hardware: Hardware | None) -> dict[str, Any]:
     folder = next(path for path in (spill_dir, *spill_dir.absolute().parents) if path.exists())
     gpu = {}
     if hardware is not None and hardware.has_device_memory:
@@ -215,20 +215,20 @@ class Correction:
     where the times differ noticeably. It says nothing when the rest takes only a moment.
     """
 
-    def __init__(self, report: PlanReport, last: int, tell: Listener) -> None:
-        self._report, self._last, self._tell, self._told_s = report, last, tell, 0.0
-        self._taken_s: list[float] = []
+    def __init__(self, report: PlanReport, last: int, listener: Listener) -> None:
+        self._report, self._last, self._listener, self._reported_s = report, last, listener, 0.0
+        self._epoch_times_s: list[float] = []
 
     def __call__(self, event: Event) -> None:
         if not isinstance(event, EpochFinished):
             return
         one, record = self._report, event.record
-        self._taken_s.append(record.time_s + record.eval_s)
-        taken_s = median(self._taken_s[1:] or self._taken_s)
-        promised_s, left = one.epoch_s + (one.score_s or 0.0) * (record.eval_s > 0), self._last - record.epoch
-        is_news = abs(taken_s - self._told_s) > _WORTH_TELLING_AGAIN * taken_s
-        if len(self._taken_s) in (2, 4) and is_news and left * taken_s >= _WORTH_TELLING_S and promised_s:
-            self._told_s = taken_s
+        self._epoch_times_s.append(record.time_s + record.eval_s)
+        taken_s = median(self._epoch_times_s[1:] or self._epoch_times_s)
+        forecast_s, left = one.epoch_s + (one.score_s or 0.0) * (record.eval_s > 0), self._last - record.epoch
+        is_news = abs(taken_s - self._reported_s) > _LEAST_CHANGE * taken_s
+        if len(self._epoch_times_s) in (2, 4) and is_news and left * taken_s >= _LEAST_REMAINING_S and forecast_s:
+            self._reported_s = taken_s
             rest = f"the {left} others take about {format_duration(left * taken_s)}"
-            told = f"an epoch takes {format_duration(taken_s)}, {taken_s / promised_s:.2f} times the forecast"
-            self._tell(Note(f"{told}; {rest}"))
+            told = f"an epoch takes {format_duration(taken_s)}, {taken_s / forecast_s:.2f} times the forecast"
+            self._listener(Note(f"{told}; {rest}"))

@@ -29,17 +29,17 @@ from ooc.sizes import format_size
 LIBRARIES = ("pyarrow", "torch", "torch-geometric", "numpy", "zarr", "google-crc32c", "triton", "nvidia-ml-py")
 _DRIVER = Path("/proc/driver/nvidia/version")
 _GDS_MODULE = Path("/proc/driver/nvidia-fs")
-_GROUP = "a control group"
-_MUCH_OF_MEMORY = 0.6
+_CONTROL_GROUP = "a control group"
+_USUAL_FREE_SHARE = 0.6
 """The share of the machine's memory that should be free; where less is, other programs hold too much."""
-_CACHE = cache_folder()
+_PROFILE_FOLDER = cache_folder()
 """The folder of ``ooc profile``'s results. Looking up this machine's own would load torch, which takes seconds."""
-_REMEDIES = {
+_IO_SUBMIT_REMEDIES = {
     errno.EAGAIN: "sysctl -w fs.aio-max-nr=1048576 (as root)",
     errno.EPERM: "allow io_setup, io_submit, io_getevents and io_destroy in the container's seccomp profile",
 }
-"""The remedy by error number where io_submit does not work; for any other number it is ``_KERNEL``."""
-_KERNEL = "run on a kernel built with CONFIG_AIO"
+"""The remedy by error number where io_submit does not work; for any other number it is ``_DEFAULT_REMEDY``."""
+_DEFAULT_REMEDY = "run on a kernel built with CONFIG_AIO"
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -70,11 +70,11 @@ class Report:
     problems: list[Problem] = field(default_factory=list)
     hints: list[Problem] = field(default_factory=list)
 
-    def blame(self, what: str, remedy: str, severity: Severity = Severity.SLOWS) -> None:
+    def add_problem(self, what: str, remedy: str, severity: Severity = Severity.SLOWS) -> None:
         """Add a problem."""
         self.problems.append(Problem(what, remedy, severity))
 
-    def suggest(self, what: str, remedy: str) -> None:
+    def add_hint(self, what: str, remedy: str) -> None:
         """Add an improvement that is possible though nothing is wrong."""
         self.hints.append(Problem(what, remedy, Severity.HELPS))
 
@@ -106,65 +106,65 @@ def examine(path: Path) -> Report:
     report = Report()
     folder = next(part for part in (path.absolute(), *path.absolute().parents) if part.exists())
     if folder != path.absolute():
-        report.blame(f"{path} does not exist; looked at {folder} instead", f"mkdir -p {shlex.quote(str(path))}")
+        report.add_problem(f"{path} does not exist; looked at {folder} instead", f"mkdir -p {shlex.quote(str(path))}")
     elif not folder.is_dir():
-        report.blame(f"{path} is no folder; looked at {folder.parent} instead", "name a folder", Severity.STOPS)
+        report.add_problem(f"{path} is no folder; looked at {folder.parent} instead", "name a folder", Severity.STOPS)
         folder = folder.parent
-    driver = _first_line(_DRIVER)
-    report.facts["disk"] = _disk(folder, report, with_driver=driver is not None)
-    report.facts["memory"] = _memory(report, report.facts["disk"]["free_bytes"])
-    report.facts["processors"] = _processors(report)
-    report.facts["gpu"] = _gpu(driver, report)
+    driver = _read_first_line(_DRIVER)
+    report.facts["disk"] = _examine_disk(folder, report, with_driver=driver is not None)
+    report.facts["memory"] = _examine_memory(report, report.facts["disk"]["free_bytes"])
+    report.facts["processors"] = _examine_processors(report)
+    report.facts["gpu"] = _examine_gpu(driver, report)
     report.facts["libraries"] = versions_of((*LIBRARIES, "kvikio-cu13"))
-    _suggest(report, folder)
+    _add_hints(report, folder)
     return report
 
 
-def _suggest(report: Report, folder: Path) -> None:
+def _add_hints(report: Report, folder: Path) -> None:
     """Add the improvements possible though nothing is wrong, those that help most first."""
     memory, processors = report.facts["memory"], report.facts["processors"]
-    if not any(_CACHE.glob("profile-*.json")):
+    if not any(_PROFILE_FOLDER.glob("profile-*.json")):
         at = "" if folder == Path.cwd() else f" --spill-dir {shlex.quote(str(folder))}"
-        report.suggest("plans and forecasts go by estimates of another machine", f"ooc profile{at} (15 s)")
+        report.add_hint("plans and forecasts go by estimates of another machine", f"ooc profile{at} (15 s)")
     free, total = memory["free_bytes"], memory["total_bytes"]
-    if memory["limited_by"] == _GROUP:
+    if memory["limited_by"] == _CONTROL_GROUP:
         what = f"a control group allows {format_size(free)} of the machine's {format_size(total)} of memory"
-        report.suggest(what, "start the container or job with more memory; what fits is not moved in every epoch")
-    elif free < _MUCH_OF_MEMORY * total:
+        report.add_hint(what, "start the container or job with more memory; what fits is not moved in every epoch")
+    elif free < _USUAL_FREE_SHARE * total:
         what = f"other programs hold {format_size(total - free)} of {format_size(total)} of memory"
-        report.suggest(what, "end those that are not needed; what fits is not moved in every epoch")
+        report.add_hint(what, "end those that are not needed; what fits is not moved in every epoch")
     asked = processors["omp_num_threads"]
     if asked is not None and asked.isdecimal() and int(asked) < processors["usable"]:
         what = f"OMP_NUM_THREADS is {asked}, and {processors['usable']} processors are usable"
-        report.suggest(what, f"give --threads {processors['usable']}, or unset OMP_NUM_THREADS")
+        report.add_hint(what, f"give --threads {processors['usable']}, or unset OMP_NUM_THREADS")
     if report.facts["libraries"]["pyarrow"] is None:
-        report.suggest("Parquet cannot be read or written", "pip install pyarrow")
+        report.add_hint("Parquet cannot be read or written", "pip install pyarrow")
     what = "what more memory or a faster disk would bring is the graph's affair"
-    report.suggest(what, "ooc plan STORE (below: what would help)")
+    report.add_hint(what, "ooc plan STORE (below: what would help)")
 
 
 # ---- disk --------------------------------------------------------------------------------------------------
 
 
-def _disk(folder: Path, report: Report, *, with_driver: bool) -> dict[str, Any]:
+def _examine_disk(folder: Path, report: Report, *, with_driver: bool) -> dict[str, Any]:
     filesystem, probe = filesystem_of(folder), probe_direct(folder)
     engine, reason = choose_engine(folder)  # as in training, with or without a GPU
     engine.close()
-    failed = _failure_of_io_submit()
+    failed = _io_submit_error()
     io_submit = os.strerror(failed) if failed else "available"
     found = kvikio.probe(folder)
-    lacks = _gpudirect_lacks(found, with_driver=with_driver)
+    lacks = _missing_for_gpudirect(found, with_driver=with_driver)
     free = shutil.disk_usage(folder).free
     if probe.works is None:
-        report.blame(probe.reason, "give --spill-dir a folder that you may write to", Severity.STOPS)
+        report.add_problem(probe.reason, "give --spill-dir a folder that you may write to", Severity.STOPS)
     elif filesystem in ("tmpfs", "ramfs"):
         what = f"{folder} is memory ({filesystem}), so spilling there saves none"
-        report.blame(what, "give --spill-dir a folder on a disk")
+        report.add_problem(what, "give --spill-dir a folder on a disk")
     elif not probe.works:
         what = f"{probe.reason}, so the page cache comes on top of the budgets"
-        report.blame(what, "give --spill-dir a folder on a local disk")
+        report.add_problem(what, "give --spill-dir a folder on a local disk")
     if failed and probe.works:
-        report.blame(f"io_submit is not to be had: {io_submit}", _REMEDIES.get(failed, _KERNEL))
+        report.add_problem(f"io_submit is not to be had: {io_submit}", _IO_SUBMIT_REMEDIES.get(failed, _DEFAULT_REMEDY))
     return {
         "folder": str(folder),
         "filesystem": filesystem,
@@ -179,7 +179,7 @@ def _disk(folder: Path, report: Report, *, with_driver: bool) -> dict[str, Any]:
     }
 
 
-def _failure_of_io_submit() -> int:
+def _io_submit_error() -> int:
     """Return the error number with which io_submit fails; 0 if it works."""
     try:
         KernelQueue(1).close(is_idle=True)
@@ -188,11 +188,11 @@ def _failure_of_io_submit() -> int:
     return 0
 
 
-def _gpudirect_lacks(found: kvikio.Probe, *, with_driver: bool) -> list[str]:
+def _missing_for_gpudirect(found: kvikio.Probe, *, with_driver: bool) -> list[str]:
     """Return what is missing for GPUDirect Storage with a folder; nothing if it works."""
     needed = {
         "an NVIDIA driver": with_driver,
-        "libcuda.so.1": _loads("libcuda.so.1"),
+        "libcuda.so.1": _is_loadable("libcuda.so.1"),
         "the kernel module nvidia-fs": _GDS_MODULE.exists(),
     }
     lacks = [what for what, there in needed.items() if not there]
@@ -203,7 +203,7 @@ def _gpudirect_lacks(found: kvikio.Probe, *, with_driver: bool) -> list[str]:
     return lacks
 
 
-def _loads(library: str) -> bool:
+def _is_loadable(library: str) -> bool:
     try:
         ctypes.CDLL(library)
     except OSError:
@@ -214,25 +214,25 @@ def _loads(library: str) -> bool:
 # ---- memory and processors -----------------------------------------------------------------------------------
 
 
-def _memory(report: Report, disk_free_bytes: int) -> dict[str, Any]:
+def _examine_memory(report: Report, disk_free_bytes: int) -> dict[str, Any]:
     machine = psutil.virtual_memory()
     free = available_memory_bytes()
     device, host = default_budgets(None)
-    huge = _first_line(_HUGE_PAGES)
+    huge = _read_first_line(_HUGE_PAGES)
     huge_pages = huge.partition("[")[2].partition("]")[0] if huge else "unknown"
     if huge_pages == "never":
         what = "huge pages are off, so that arenas are slow to touch"
-        report.blame(what, f"echo madvise > {_HUGE_PAGES} (as root)")
+        report.add_problem(what, f"echo madvise > {_HUGE_PAGES} (as root)")
     if disk_free_bytes < device + host:
         there = (
             f"the disk has {format_size(disk_free_bytes)} free, less than the memory of {format_size(device + host)}"
         )
         remedy = "free some of it, or give --spill-dir a folder on a larger disk"
-        report.blame(f"{there}: little can be spilled", remedy)
+        report.add_problem(f"{there}: little can be spilled", remedy)
     return {
         "total_bytes": int(machine.total),
         "free_bytes": free,
-        "limited_by": _GROUP if free < int(machine.available) * 0.95 else "the machine",
+        "limited_by": _CONTROL_GROUP if free < int(machine.available) * 0.95 else "the machine",
         "default_memory_bytes": device + host,
         "default_gpu_budget_on_cpu_bytes": device,
         "default_host_budget_bytes": host,
@@ -241,12 +241,12 @@ def _memory(report: Report, disk_free_bytes: int) -> dict[str, Any]:
     }
 
 
-def _processors(report: Report) -> dict[str, Any]:
+def _examine_processors(report: Report) -> dict[str, Any]:
     usable = len(os.sched_getaffinity(0))
     asked = os.environ.get("OMP_NUM_THREADS")
     if asked is not None and asked.isdecimal() and int(asked) > usable:
         what = f"OMP_NUM_THREADS is {asked}, but only {usable} processors are usable"
-        report.blame(what, f"export OMP_NUM_THREADS={usable}")
+        report.add_problem(what, f"export OMP_NUM_THREADS={usable}")
     return {
         "model": processor_name(),
         "usable": usable,
@@ -259,7 +259,7 @@ def _processors(report: Report) -> dict[str, Any]:
 # ---- GPU and libraries ---------------------------------------------------------------------------------------
 
 
-def _gpu(driver: str | None, report: Report) -> dict[str, Any]:
+def _examine_gpu(driver: str | None, report: Report) -> dict[str, Any]:
     """Return facts about the GPU; torch is asked only where there is a driver, since its import takes seconds."""
     facts: dict[str, Any] = {"driver": driver}
     if driver is None:
@@ -269,11 +269,13 @@ def _gpu(driver: str | None, report: Report) -> dict[str, Any]:
     facts["torch_cuda"] = torch.version.cuda
     facts["usable"] = torch.cuda.is_available()
     if torch.version.cuda is None:
-        report.blame("there is an NVIDIA driver, but torch was built without CUDA", "install the CUDA build of torch")
+        report.add_problem(
+            "there is an NVIDIA driver, but torch was built without CUDA", "install the CUDA build of torch"
+        )
         return facts
     if not facts["usable"]:
         remedy = "check nvidia-smi and the driver's version against torch's CUDA"
-        report.blame("torch finds no usable CUDA device", remedy)
+        report.add_problem("torch finds no usable CUDA device", remedy)
         return facts
     facts["devices"] = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     facts["free_bytes"], facts["total_bytes"] = map(int, torch.cuda.mem_get_info())
@@ -291,7 +293,7 @@ def versions_of(packages: Sequence[str]) -> dict[str, str | None]:
     return versions
 
 
-def _first_line(path: Path) -> str | None:
+def _read_first_line(path: Path) -> str | None:
     try:
         return path.read_text(encoding="utf-8").partition("\n")[0]
     except OSError:

@@ -22,7 +22,7 @@ from ooc.sizes import format_size
 from ooc.train.metrics import FALLING, Metric
 from ooc.train.runs.run import FORECAST, RunFolder, holds_run, is_locked
 
-_DEPTH = 3
+_SEARCH_DEPTH = 3
 """The levels of folders below the given one whose entries are searched."""
 _STORE_SUFFIX = ".ooc"
 
@@ -38,10 +38,10 @@ class State(Enum):
 
 def find_runs(folder: Path) -> list[dict[str, Any]]:
     """Return a description, by `describe_run`, of each run at ``folder`` or below it, in the order of their paths."""
-    return [describe_run(path) for path in sorted(_folders(folder, _DEPTH), key=_natural)]
+    return [describe_run(path) for path in sorted(_find_folders(folder, _SEARCH_DEPTH), key=_natural_key)]
 
 
-def _folders(folder: Path, depth: int) -> Iterator[Path]:
+def _find_folders(folder: Path, depth: int) -> Iterator[Path]:
     if holds_run(folder):
         yield folder
     elif depth >= 0 and folder.suffix != _STORE_SUFFIX:
@@ -50,7 +50,7 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
         except PermissionError:
             return
         for entry in entries:
-            yield from _folders(entry, depth - 1)
+            yield from _find_folders(entry, depth - 1)
 
 
 def describe_run(path: Path, *, held: bool = False) -> dict[str, Any]:
@@ -64,20 +64,20 @@ def describe_run(path: Path, *, held: bool = False) -> dict[str, Any]:
         run = RunFolder.open(path)
         records = run.records()
         config = run.config
-        done, asked = records[-1].epoch if records else 0, _count(config.get("epochs"))
+        done, asked = records[-1].epoch if records else 0, _count_or_none(config.get("epochs"))
         found = {
-            "graph": _text(config.get("store") or config.get("graph")),
-            "model": _text(config.get("model") or config.get("model_class")),
+            "graph": _text_or_none(config.get("store") or config.get("graph")),
+            "model": _text_or_none(config.get("model") or config.get("model_class")),
             "epochs": done,
             "epochs_asked": None if asked is not None and asked < done else asked,  # continued from Python
-            "metric": _text(config.get("scored_by")),
+            "metric": _text_or_none(config.get("scored_by")),
             "date": datetime.fromtimestamp(run.changed_s, UTC).isoformat(timespec="seconds"),
         }
-        found |= _measured(records) | _scores(records, lower=found["metric"] in FALLING)
+        found |= _measurements(records) | _scores(records, lower=found["metric"] in FALLING)
         state = (
             State.GOING_ON
             if not held and is_locked(path)
-            else _state(records, found, _count(config.get("patience")) or 0)
+            else _state(records, found, _count_or_none(config.get("patience")) or 0)
         )
     except (RunError, OSError) as error:
         return empty | {"state": State.DAMAGED.value, "problem": str(error)}
@@ -91,7 +91,7 @@ _KEYS = (
 )
 
 
-def _measured(records: Sequence[EpochRecord]) -> dict[str, Any]:
+def _measurements(records: Sequence[EpochRecord]) -> dict[str, Any]:
     if not records:
         return {}
     loss = records[-1].loss
@@ -134,7 +134,7 @@ def ordered(runs: Sequence[dict[str, Any]], order: str) -> list[dict[str, Any]]:
     return sorted(runs, key=lambda run: (value(run) is None, value(run) or 0.0))
 
 
-def _peak(run: dict[str, Any]) -> int | None:
+def _peak_bytes(run: dict[str, Any]) -> int | None:
     if run["host_peak_bytes"] is None:
         return None
     return int(run["host_peak_bytes"] + run["device_peak_bytes"])
@@ -144,7 +144,7 @@ ORDERS: dict[str, Callable[[dict[str, Any]], float | None]] = {
     "name": lambda run: 0,
     "score": lambda run: run["best_valid"] and run["best_valid"] * (1 if run["metric"] in FALLING else -1),
     "time": lambda run: run["epoch_s"],
-    "memory": _peak,
+    "memory": _peak_bytes,
     "date": lambda run: None if run["date"] is None else -datetime.fromisoformat(run["date"]).timestamp(),
 }
 """The sort key of each order: the run with the least value comes first."""
@@ -152,7 +152,7 @@ ORDERS: dict[str, Callable[[dict[str, Any]], float | None]] = {
 
 def print_runs(runs: Sequence[dict[str, Any]], console: Console) -> None:
     """Print a table with one line for each run; a graph or metric that all share is printed once, below it."""
-    rows = [_row(run) for run in runs]
+    rows = [_run_cells(run) for run in runs]
     shared = []
     for name in ("graph", "metric"):
         values = {row[name] for row in rows if row[name]}
@@ -167,12 +167,12 @@ def print_runs(runs: Sequence[dict[str, Any]], console: Console) -> None:
             say(console, f"{run['run']}: {run['problem']}")
 
 
-def _row(run: dict[str, Any]) -> dict[str, str]:
+def _run_cells(run: dict[str, Any]) -> dict[str, str]:
     """Return the run's cells by heading; a cell is empty where nothing is known."""
     damaged = run["state"] == State.DAMAGED.value
     asked = "" if run["epochs_asked"] is None else f"/{run['epochs_asked']}"
     best, last = ("" if run[name] is None else f"{run[name]:.4f}" for name in ("best_valid", "last_valid"))
-    peak = _peak(run)
+    peak = _peak_bytes(run)
     return {
         "run": run["run"],
         "model": (run["model"] or "").rpartition(":")[2],  # without the file of a model of the user's own
@@ -188,16 +188,16 @@ def _row(run: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _natural(path: Path) -> list[tuple[int, str]]:
+def _natural_key(path: Path) -> list[tuple[int, str]]:
     """Return a sort key that puts ``run-10`` after ``run-9``."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
 
 
-def _text(value: object) -> str | None:
+def _text_or_none(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _count(value: object) -> int | None:
+def _count_or_none(value: object) -> int | None:
     return value if isinstance(value, int) else None
 
 
@@ -205,7 +205,7 @@ def _count(value: object) -> int | None:
 
 
 _SCORES = ("best_valid", "best_test", "last_valid", "last_test")
-_IN_PERCENT = (Metric.ACCURACY, Metric.MICRO_F1, Metric.MACRO_F1, Metric.ROC_AUC, Metric.AVERAGE_PRECISION)
+_PERCENT_METRICS = (Metric.ACCURACY, Metric.MICRO_F1, Metric.MACRO_F1, Metric.ROC_AUC, Metric.AVERAGE_PRECISION)
 
 
 def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float | None] | None]:
@@ -243,16 +243,16 @@ def describe_summary(runs: Sequence[dict[str, Any]], metric: Metric) -> list[str
     of = "test" if split == "test" else "validation"
     return [
         f"{count}, {metric.value} on {of} nodes{', mean ± standard deviation' * (len(runs) > 1)}:",
-        f"  {_mean(best, metric)} at the best validation epoch",
-        f"  {_mean(last, metric)} after the last epoch",
+        f"  {_mean_text(best, metric)} at the best validation epoch",
+        f"  {_mean_text(last, metric)} after the last epoch",
     ]
 
 
-def _mean(found: dict[str, float | None], metric: Metric) -> str:
+def _mean_text(found: dict[str, float | None], metric: Metric) -> str:
     """Return ``81.50 ± 0.62 %``, or, for a metric that is no rate, two digits of its deviation: ``0.1234 ± 0.0056``."""
     mean, std = found["mean"], found["std"]
     assert mean is not None
-    percent = metric in _IN_PERCENT
+    percent = metric in _PERCENT_METRICS
     scale = 100 if percent else 1
     digits = 2 if percent else 4 if not std else max(0, 1 - math.floor(math.log10(std)))
     deviation = "" if std is None else f" ± {scale * std:.{digits}f}"
@@ -281,8 +281,8 @@ def compare(path: Path) -> dict[str, Any]:
         return {
             "run": str(path),
             "epochs": len(steady),
-            "quantities": _quantities(forecast, steady),
-            "passes": _passes(forecast, steady),
+            "quantities": _compare_quantities(forecast, steady),
+            "passes": _compare_passes(forecast, steady),
         }
     except (KeyError, TypeError) as error:
         raise RunError(f"{path}/plan.json is damaged: {error}") from error
@@ -297,47 +297,47 @@ def print_comparison(found: dict[str, Any], console: Console) -> None:
             print_table((what, "forecast", "measured", "forecast / measured"), [*map(as_texts, quantities)], console)
 
 
-def _quantity(name: str, unit: str, forecast: float, measured: float) -> dict[str, Any]:
+def _comparison(name: str, unit: str, forecast: float, measured: float) -> dict[str, Any]:
     """Return one comparison; ``unit`` is ``"s"`` or ``"bytes"``. ``ratio`` is None where ``measured`` is 0."""
     ratio = forecast / measured if measured else None
     return {"name": name, "unit": unit, "forecast": forecast, "measured": measured, "ratio": ratio}
 
 
-def _quantities(forecast: Mapping[str, Any], records: Sequence[EpochRecord]) -> list[dict[str, Any]]:
+def _compare_quantities(forecast: Mapping[str, Any], records: Sequence[EpochRecord]) -> list[dict[str, Any]]:
     def median(name: str) -> float:
         return float(statistics.median(getattr(record, name) for record in records))
 
     return [
-        _quantity("time an epoch", "s", forecast["epoch_s"], median("time_s")),
-        _quantity("computing has to wait", "s", forecast["wait_s"], median("io_wait_s")),
-        _quantity("SSD busy", "s", forecast["ssd_busy_s"], median("io_busy_s")),
-        _quantity("SSD read", "bytes", forecast["ssd_read_bytes"], median("ssd_read_bytes")),
-        _quantity("SSD written", "bytes", forecast["ssd_write_bytes"], median("ssd_write_bytes")),
-        *_peaks(forecast, records),
+        _comparison("time an epoch", "s", forecast["epoch_s"], median("time_s")),
+        _comparison("computing has to wait", "s", forecast["wait_s"], median("io_wait_s")),
+        _comparison("SSD busy", "s", forecast["ssd_busy_s"], median("io_busy_s")),
+        _comparison("SSD read", "bytes", forecast["ssd_read_bytes"], median("ssd_read_bytes")),
+        _comparison("SSD written", "bytes", forecast["ssd_write_bytes"], median("ssd_write_bytes")),
+        *_compare_peaks(forecast, records),
     ]
 
 
-def _peaks(forecast: Mapping[str, Any], records: Sequence[EpochRecord]) -> list[dict[str, Any]]:
+def _compare_peaks(forecast: Mapping[str, Any], records: Sequence[EpochRecord]) -> list[dict[str, Any]]:
     """Return the comparisons of peak memory: device and host, or both together where they share one memory."""
     if forecast.get("memory_bytes") is not None:
         used = max(record.device_peak_bytes + record.host_peak_bytes for record in records)
-        return [_quantity("peak memory", "bytes", forecast["gpu_peak_bytes"] + forecast["host_peak_bytes"], used)]
+        return [_comparison("peak memory", "bytes", forecast["gpu_peak_bytes"] + forecast["host_peak_bytes"], used)]
     device = max(record.device_peak_bytes for record in records)
     host = max(record.host_peak_bytes for record in records)
     return [
-        _quantity("peak device memory", "bytes", forecast["gpu_peak_bytes"], device),
-        _quantity("peak host memory", "bytes", forecast["host_peak_bytes"], host),
+        _comparison("peak device memory", "bytes", forecast["gpu_peak_bytes"], device),
+        _comparison("peak host memory", "bytes", forecast["host_peak_bytes"], host),
     ]
 
 
-def _passes(forecast: Mapping[str, Any], records: Sequence[EpochRecord]) -> list[dict[str, Any]]:
+def _compare_passes(forecast: Mapping[str, Any], records: Sequence[EpochRecord]) -> list[dict[str, Any]]:
     """Return the comparisons of seconds by pass; empty unless every record has as many passes as the forecast."""
     promised = forecast["passes"]
     measured = [record.as_dict().get("passes", ()) for record in records]
     if any(len(passes) != len(promised) for passes in measured):
         return []
     return [
-        _quantity(item["name"], "s", item["time_s"], statistics.median(passes[i]["time_s"] for passes in measured))
+        _comparison(item["name"], "s", item["time_s"], statistics.median(passes[i]["time_s"] for passes in measured))
         for i, item in enumerate(promised)
     ]
 

@@ -68,9 +68,9 @@ def describe_memory(report: PlanReport, spill_dir: Path) -> str:
 
 def describe_waiting(report: PlanReport) -> str:
     """Return a sentence on which shares of an epoch's data stay in memory, by role in the model."""
-    shares = {what: _mean(parts) for what, parts in _by_role(report).items() if parts}
+    shares = {what: _mean_placement(parts) for what, parts in _placements_by_role(report).items() if parts}
     again = [f"{share.recompute} % of the {what}" for what, share in shares.items() if share.recompute]
-    anew = f"; computed again: {_listed(again)}" if again else ""
+    anew = f"; computed again: {_join_words(again)}" if again else ""
     if not any(share.ssd for share in shares.values()):
         return f"everything that an epoch reads, once the first one has read it{anew}"
     kept = {what: share.device + share.host for what, share in shares.items()}
@@ -78,8 +78,8 @@ def describe_waiting(report: PlanReport) -> str:
     if not held:
         return f"nothing that an epoch reads, all of which waits on the SSD{anew}"
     on_device = [f"{share.device} % of the {what}" for what, share in shares.items() if share.device]
-    gpu = f"; on the GPU {_listed(on_device)}" if on_device and report.hardware.has_device_memory else ""
-    return f"{_listed(held)}{gpu}; the rest waits on the SSD{anew}"
+    gpu = f"; on the GPU {_join_words(on_device)}" if on_device and report.hardware.has_device_memory else ""
+    return f"{_join_words(held)}{gpu}; the rest waits on the SSD{anew}"
 
 
 def describe_forecast(report: PlanReport, epochs: int) -> str:
@@ -99,7 +99,7 @@ def describe_forecast(report: PlanReport, epochs: int) -> str:
 # ---- what waits where -----------------------------------------------------------------------------------------------
 
 
-def _by_role(report: PlanReport) -> dict[str, list[tuple[int, Shares]]]:
+def _placements_by_role(report: PlanReport) -> dict[str, list[tuple[int, Shares]]]:
     """Return, by role in the model, the bytes and the placement of each matrix that an epoch reads."""
     workload = report.workload
     stages = workload.programs[report.program]
@@ -122,7 +122,7 @@ def _by_role(report: PlanReport) -> dict[str, list[tuple[int, Shares]]]:
     return roles
 
 
-def _mean(parts: Sequence[tuple[int, Shares]]) -> Shares:
+def _mean_placement(parts: Sequence[tuple[int, Shares]]) -> Shares:
     """Return the placement of all parts together, in per cent of their bytes."""
     whole = sum(nbytes for nbytes, _ in parts) or 1
     means = (sum(nbytes * share[way] for nbytes, share in parts) / whole for way in range(len(Shares._fields)))
@@ -130,7 +130,7 @@ def _mean(parts: Sequence[tuple[int, Shares]]) -> Shares:
     return Shares(*(min(max(round(x), 1), _WHOLE - 1) if 0 < x < _WHOLE else round(x) for x in means))
 
 
-def _listed(texts: Sequence[str]) -> str:
+def _join_words(texts: Sequence[str]) -> str:
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
 
 
@@ -167,10 +167,10 @@ def describe_graph_batches(loader: "GraphLoader", *, a_step: int, memory_bytes: 
 # ---- tables ---------------------------------------------------------------------------------------------------------
 
 
-_SHARES = ("device", "host", "ssd", "recompute")
-_OVER_PCIE = (("to the device", "to_device_bytes"), ("to the host", "to_host_bytes"))
-_OF_BATCHES = {"graphs": "size"}
-_BLOCK_BYTES = 1 << 20
+_PLACEMENTS = ("device", "host", "ssd", "recompute")
+_PCIE_TRAFFIC = (("to the device", "to_device_bytes"), ("to the host", "to_host_bytes"))
+_BATCH_OPTION_ENDS = {"graphs": "size"}
+_REQUEST_BYTES = 1 << 20
 """The size of the disk requests whose rates the list of machines shows."""
 _ROW_BYTES = 512
 """Bytes of the gathered rows whose rate of pulls the list of machines shows: 128 columns of float32."""
@@ -180,7 +180,7 @@ def print_summary(report: PlanReport, console: Console) -> None:
     """Print lines on the memory, the disk space and the time of an epoch."""
     plan = report.plan
     for tier in report.tiers:
-        say(console, f"{tier.where}: {format_size(tier.promised_bytes)} of {format_size(tier.limit_bytes)}, at most")
+        say(console, f"{tier.where}: {format_size(tier.planned_bytes)} of {format_size(tier.limit_bytes)}, at most")
     for nbytes, what in (
         (plan.spill_bytes, "scratch"),
         (plan.state_bytes, "what the optimizer keeps; a run has two versions"),
@@ -237,11 +237,11 @@ def _print_fates(report: PlanReport, console: Console) -> None:
     rows = []
     tiers = report.hardware.has_device_memory
     for fate in report.plan.fates():
-        shares = (f"{fate[share]} %" if fate[share] else "" for share in _SHARES)
+        shares = (f"{fate[share]} %" if fate[share] else "" for share in _PLACEMENTS)
         shape = f"{fate['rows']:,}", f"{fate['columns']:,}", format_size(fate["bytes"])
         where = fate["fate"] if tiers else fate["fate"].replace("host", "memory")
         rows.append((fate["matrix"], *shape, where, *shares, str(fate["slabs"])))
-    shown = _SHARES if tiers else tuple("memory" if share == "host" else share for share in _SHARES)
+    shown = _PLACEMENTS if tiers else tuple("memory" if share == "host" else share for share in _PLACEMENTS)
     print_table(("matrix", "rows", "columns", "bytes", "fate", *shown, "slabs"), rows, console)
 
 
@@ -292,7 +292,7 @@ def print_fits(fits: "Sequence[Fit]", console: Console) -> None:
             if fit.memory_bytes == memory:
                 row += [f"{fit.bound:,}" if fit.bound else "none", f"{fit.graphs:,.0f}" if fit.bound else ""]
         rows.append(row)
-    heads = [name for each in counted for name in (f"--batch-{_OF_BATCHES.get(each, each)}", "graphs")]
+    heads = [name for each in counted for name in (f"--batch-{_BATCH_OPTION_ENDS.get(each, each)}", "graphs")]
     print_table(("memory", *heads), rows, console)
     say(
         console,
@@ -318,8 +318,8 @@ def print_machines(machines: Sequence[Hardware], console: Console) -> None:
             format_size(machine.device_memory_bytes),
             format_size(machine.host_memory_bytes),
             format_size(machine.wire.to_device_bytes_per_s) if machine.wire is not None else "none",
-            format_size(machine.disk.read_bytes_per_s.at(_BLOCK_BYTES)),
-            format_size(machine.disk.write_bytes_per_s.at(_BLOCK_BYTES)),
+            format_size(machine.disk.read_bytes_per_s.at(_REQUEST_BYTES)),
+            format_size(machine.disk.write_bytes_per_s.at(_REQUEST_BYTES)),
             f"{2 * machine.processor.multiplies_per_s['float32']:.2g}",
             format_size(pulled),
         )
@@ -344,27 +344,27 @@ def print_outcome(
 ) -> None:
     """Print a run's loss, scores, times, bytes moved, peak memory, and folder; without a ``report``, no forecast."""
 
-    last, promised, scratch_bytes = records[-1], dict[str, float](), 0
+    last, forecasts, scratch_bytes = records[-1], dict[str, float](), 0
     if report is not None:
-        promised = {"time_s": report.timeline.epoch_s, "io_wait_s": report.timeline.wait_s}
-        promised |= {"ssd_read_bytes": report.ssd_read_bytes, "ssd_write_bytes": report.ssd_write_bytes}
-        promised["received_bytes"] = report.plan.received_bytes(report.program)
+        forecasts = {"time_s": report.timeline.epoch_s, "io_wait_s": report.timeline.wait_s}
+        forecasts |= {"ssd_read_bytes": report.ssd_read_bytes, "ssd_write_bytes": report.ssd_write_bytes}
+        forecasts["received_bytes"] = report.plan.received_bytes(report.program)
         scratch_bytes = report.plan.spill_bytes
 
     def moved(title: str, field: str) -> tuple[str, str]:
         total = sum(getattr(record, field) for record in records)
-        forecast = f"; forecast {format_size(promised[field])}" if field in promised else ""
+        forecast = f"; forecast {format_size(forecasts[field])}" if field in forecasts else ""
         return title, f"{format_size(total)} ({format_size(total / len(records))} an epoch{forecast})"
 
     def median(title: str, field: str) -> tuple[str, str]:
         seconds = statistics.median(getattr(record, field) for record in records)
-        forecast = f"; forecast {format_duration(promised[field])}" if field in promised else ""
+        forecast = f"; forecast {format_duration(forecasts[field])}" if field in forecasts else ""
         return title, f"{format_duration(seconds)} (median{forecast})"
 
-    rows = [("epochs", str(last.epoch)), ("loss", f"{last.loss:.5f}"), (metric.value, _scores(last))]
+    rows = [("epochs", str(last.epoch)), ("loss", f"{last.loss:.5f}"), (metric.value, _scores_text(last))]
     best = best_record(records, rising=metric.higher_is_better)
     if best is not None and best.epoch != last.epoch:
-        rows.append((f"best {metric.value}", f"{_scores(best)} (epoch {best.epoch})"))
+        rows.append((f"best {metric.value}", f"{_scores_text(best)} (epoch {best.epoch})"))
     rows += [
         median("time an epoch", "time_s"),
         median("waiting for SSD", "io_wait_s"),
@@ -374,9 +374,9 @@ def print_outcome(
     if any(record.received_bytes for record in records):
         rows += [moved("received", "received_bytes"), median("waiting for rows", "exchange_wait_s")]
     rows += [
-        *(moved(title, field) for title, field in _OVER_PCIE if any(getattr(r, field) for r in records)),
+        *(moved(title, field) for title, field in _PCIE_TRAFFIC if any(getattr(r, field) for r in records)),
         ("data on disk", f"{format_size(store_bytes)} store + {format_size(scratch_bytes)} scratch"),
-        *((f"peak {one.where}", _peak(one, records)) for one in (report.tiers if report else ())),
+        *((f"peak {one.where}", _peak_text(one, records)) for one in (report.tiers if report else ())),
         ("peak of the process", f"{format_size(getrusage(RUSAGE_SELF).ru_maxrss * 1024)}, Python and torch included"),
         ("run", str(run)),
     ]
@@ -386,18 +386,18 @@ def print_outcome(
     console.print(table)
 
 
-def _peak(tier: Tier, records: Sequence[EpochRecord]) -> str:
+def _peak_text(tier: Tier, records: Sequence[EpochRecord]) -> str:
     return f"{format_size(max(map(tier.peak_bytes, records)))} of {format_size(tier.limit_bytes)}"
 
 
-def _scores(record: EpochRecord) -> str:
+def _scores_text(record: EpochRecord) -> str:
     return ", ".join(format_scores(record)) or "not evaluated"
 
 
 # ---- several processes ----------------------------------------------------------------------------------------------
 
 
-_FORMS = ("halo_bytes", "columns_bytes")
+_FORM_BYTES = ("halo_bytes", "columns_bytes")
 
 
 def describe_ranks(reports: Sequence[PlanReport], timelines: Sequence[Timeline], alone_s: float) -> dict[str, Any]:
@@ -446,7 +446,7 @@ def print_ranks(found: dict[str, Any], console: Console) -> None:
         rows.append((str(rank), f"{one['rows']:,}", memory, computes, moves, received, receives, waits))
     print_table(("rank", "rows", "memory", "computes", "SSD busy", "receives", "in", "not hidden"), rows, console)
     pulls = [
-        (one["pulled"], *("–" if one[name] is None else format_size(one[name]) for name in _FORMS), one["sent"])
+        (one["pulled"], *("–" if one[name] is None else format_size(one[name]) for name in _FORM_BYTES), one["sent"])
         for one in found["pulls"]
     ]
     print_table(("pulled", "received of a halo", "of columns", "sent"), pulls, console)

@@ -38,11 +38,11 @@ _DEMANDS = {
     "ssd": "ssd_bytes_per_s",
 }
 """The name of a cell's demand, by axis."""
-_LEAST = re.compile(r"\b(gpu|host|memory)(?:_budget)?='([^']+)'")
+_LEAST_BUDGET = re.compile(r"\b(gpu|host|memory)(?:_budget)?='([^']+)'")
 REQUEST_BYTES = 1 << 20
 """The size of the requests whose rate stands for the speed of an SSD."""
 _GB = 10**9
-_AS_FAST = 1.03
+_EQUAL_TIME_RATIO = 1.03
 """Plans count as equally fast up to this ratio of their times."""
 _MOST_MEMORIES = 7
 
@@ -134,23 +134,23 @@ def grid(axes: Axes, limits: Limits, hardware: Hardware, plan: Plan, listener: L
                 device, host = amounts if len(amounts) == 2 else divide_memory(*amounts)
                 tried = replace(limits, device_bytes=device, host_bytes=host, one_memory=len(amounts) == 1)
                 times = ssd.amount / hardware.disk.read_bytes_per_s.at(REQUEST_BYTES)
-                on = replace(hardware, disk=faster(hardware.disk, times))
-                known[point] = found = outcome(partial(plan, tried, on))
-                found["lacking_bytes"] = {} if found["reason"] is None else _lacking(found["reason"], tried)
+                on = replace(hardware, disk=faster_disk(hardware.disk, times))
+                known[point] = found = plan_figures(partial(plan, tried, on))
+                found["lacking_bytes"] = {} if found["reason"] is None else _shortfall(found["reason"], tried)
             cell: dict[str, Any] = {}
             for axis, value in zip((*memories, "ssd"), (*point, ssd), strict=True):
                 cell |= {_DEMANDS[axis]: value.amount, axis: value.label}
             cells.append({**cell, "feasible": known[point]["reason"] is None, **known[point]})
             advance(len(cells))
     for cell in cells:
-        cell["pareto"] = cell["feasible"] and not any(_beats(other, cell) for other in cells)
+        cell["pareto"] = cell["feasible"] and not any(_dominates(other, cell) for other in cells)
     return cells
 
 
-def _lacking(reason: str, limits: Limits) -> dict[str, int]:
+def _shortfall(reason: str, limits: Limits) -> dict[str, int]:
     """Return the bytes that each budget lacks; ``reason`` ends with the least that would do."""
     have = {"gpu": limits.device_bytes, "host": limits.host_bytes, "memory": limits.memory_bytes}
-    least = {name: parse_size(size, name=name) for name, size in _LEAST.findall(reason)}
+    least = {name: parse_size(size, name=name) for name, size in _LEAST_BUDGET.findall(reason)}
     return {name: size - have[name] for name, size in least.items()}
 
 
@@ -158,13 +158,13 @@ def _demands(cell: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(cell[name] for name in _DEMANDS.values() if name in cell)
 
 
-def _beats(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _dominates(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether ``one`` asks for less of something and more of nothing, and is as fast as ``other``."""
     if not one["feasible"] or one is other:
         return False
     less, more = _demands(one), _demands(other)
     no_more = all(a <= b for a, b in zip(less, more, strict=True))
-    return no_more and less != more and bool(one["epoch_s"] <= _AS_FAST * other["epoch_s"])
+    return no_more and less != more and bool(one["epoch_s"] <= _EQUAL_TIME_RATIO * other["epoch_s"])
 
 
 # ---- for people ----------------------------------------------------------------------------------------------
@@ -188,19 +188,19 @@ def print_grid(cells: Sequence[dict[str, Any]], console: Console) -> None:
 
 def _print_plane(cells: Sequence[dict[str, Any]], console: Console) -> None:
     if "memory" in cells[0]:
-        rows = [(cell["memory"], *_shown(cell)) for cell in cells]
+        rows = [(cell["memory"], *_cell_texts(cell)) for cell in cells]
         print_table(("memory", "epoch", "SSD"), rows, console)
         return
     hosts = list(dict.fromkeys(cell["host"] for cell in cells))
     across = len(hosts)
     lines = [
-        (cells[k]["gpu"], *("\n".join(filter(None, _shown(cell))) for cell in cells[k : k + across]))
+        (cells[k]["gpu"], *("\n".join(filter(None, _cell_texts(cell))) for cell in cells[k : k + across]))
         for k in range(0, len(cells), across)
     ]
     print_table(("GPU", *hosts), lines, console)
 
 
-def _shown(cell: Mapping[str, Any]) -> tuple[str, str]:
+def _cell_texts(cell: Mapping[str, Any]) -> tuple[str, str]:
     if cell["epoch_s"] is None:
         lacking = cell["lacking_bytes"].items()
         return "too small", ", ".join(f"{budget} +{format_size(nbytes)}" for budget, nbytes in lacking)
@@ -208,7 +208,7 @@ def _shown(cell: Mapping[str, Any]) -> tuple[str, str]:
     return format_duration(cell["epoch_s"]) + (" *" if cell["pareto"] else "  "), format_size(moved) if moved else ""
 
 
-def steps(cells: Sequence[dict[str, Any]], start: Mapping[str, int]) -> list[dict[str, Any]]:
+def next_points(cells: Sequence[dict[str, Any]], start: Mapping[str, int]) -> list[dict[str, Any]]:
     """Return, for each axis, the cell with the next higher value there, the fastest first.
 
     All start from one cell: the largest that asks for no more than ``start``, which maps names of demands to amounts,
@@ -232,7 +232,7 @@ def steps(cells: Sequence[dict[str, Any]], start: Mapping[str, int]) -> list[dic
     return sorted(found, key=lambda step: step["epoch_s"])
 
 
-def print_steps(found: Sequence[dict[str, Any]], console: Console) -> None:
+def print_next_points(found: Sequence[dict[str, Any]], console: Console) -> None:
     """Print the starting cell and what each step from there saves."""
     if not found:
         return
@@ -241,7 +241,7 @@ def print_steps(found: Sequence[dict[str, Any]], console: Console) -> None:
     for step in found:
         saved_s = before_s - step["epoch_s"]
         saved = f"{format_duration(saved_s)} ({100 * saved_s / before_s:.0f} %)"
-        found_s = saved if saved_s > (_AS_FAST - 1) * before_s else "nothing"
+        found_s = saved if saved_s > (_EQUAL_TIME_RATIO - 1) * before_s else "nothing"
         say(console, f"  {step['axis']} {step['to']} saves {found_s}")
 
 
@@ -297,7 +297,7 @@ def draw(cells: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
 # ---- one change at a time -------------------------------------------------------------------------------------------
 
 
-_TIMES = 2
+_IMPROVEMENT = 2
 _FIGURES = ("epoch_s", "ssd_read_bytes", "ssd_write_bytes")
 
 
@@ -307,9 +307,9 @@ def changes(report: PlanReport, plan: Plan, *, spilled_narrow: bool) -> list[dic
     ``epoch_s`` is None for a change without a plan. ``spilled_narrow``: spills are bfloat16 already.
     """
     limits, hardware = report.limits, report.hardware
-    host = replace(limits, host_bytes=_TIMES * limits.host_bytes)
-    device = replace(limits, device_bytes=_TIMES * limits.device_bytes)
-    disk = replace(hardware, disk=faster(hardware.disk, _TIMES))
+    host = replace(limits, host_bytes=_IMPROVEMENT * limits.host_bytes)
+    device = replace(limits, device_bytes=_IMPROVEMENT * limits.device_bytes)
+    disk = replace(hardware, disk=faster_disk(hardware.disk, _IMPROVEMENT))
     memories = {"twice the host budget": host, "twice the gpu budget": device}
     if not hardware.has_device_memory:
         memories = {"twice the memory": replace(host, device_bytes=device.device_bytes)}
@@ -320,7 +320,7 @@ def changes(report: PlanReport, plan: Plan, *, spilled_narrow: bool) -> list[dic
     found = []
     for name, at, on, narrow in tried:
         try:
-            figures = outcome(partial(plan, at, on, narrow=narrow))
+            figures = plan_figures(partial(plan, at, on, narrow=narrow))
         except OptionError:  # the model lacks the option, such as bfloat16 spills with attention
             continue
         saved_s = 0.0 if figures["epoch_s"] is None else report.epoch_s - figures["epoch_s"]
@@ -328,7 +328,7 @@ def changes(report: PlanReport, plan: Plan, *, spilled_narrow: bool) -> list[dic
     return sorted(found, key=lambda change: -change["saved_s"])
 
 
-def faster(disk: Disk, times: float) -> Disk:
+def faster_disk(disk: Disk, times: float) -> Disk:
     """Return a drive ``times`` as fast as ``disk``, in reading and in writing."""
 
     def scaled(curve: Curve) -> Curve:
@@ -342,7 +342,7 @@ def faster(disk: Disk, times: float) -> Disk:
     )
 
 
-def outcome(plan: Callable[[], PlanReport]) -> dict[str, Any]:
+def plan_figures(plan: Callable[[], PlanReport]) -> dict[str, Any]:
     """Return the figures of a plan that tables show, or the ``reason`` why there is none."""
     try:
         report = plan()

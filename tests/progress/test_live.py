@@ -23,7 +23,7 @@ PROMISE = SimpleNamespace(timeline=EPOCH, epoch_s=1.0, compute_s=0.9, score_s=0.
 
 def view_of(clock: Clock, **changes: Any) -> TrainingView:
     facts: dict[str, Any] = {"title": "GCN on a.ooc", "first": 1, "last": 4, "metric": "accuracy", "rising": True}
-    return TrainingView(**(facts | {"promise": PROMISE, "clock": clock} | changes))
+    return TrainingView(**(facts | {"forecast": PROMISE, "clock": clock} | changes))
 
 
 def shown(view: TrainingView, width: int) -> list[str]:
@@ -67,7 +67,7 @@ def test_a_run_that_is_gone_on_with_shows_all_of_it() -> None:
 
 
 def test_of_batches_is_said_how_many_are_done() -> None:
-    view = view_of(Clock(), promise=None, tiers=TIERS)
+    view = view_of(Clock(), forecast=None, tiers=TIERS)
     view(TaskStarted("epoch 1", 8, "batches"))
     view(TaskAdvanced("epoch", 4))
     text = "\n".join(shown(view, 120))

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 _TEXT, _GRID, _LIMIT = "#010101", "#010102", "#010103"
 _SERIES = [f"#0202{number:02x}" for number in range(1, 7)]
-_PAGE = {_TEXT: "currentColor", _GRID: "var(--grid)", _LIMIT: "var(--limit)"} | {
+_PAGE_COLOURS = {_TEXT: "currentColor", _GRID: "var(--grid)", _LIMIT: "var(--limit)"} | {
     colour: f"var(--s{number})" for number, colour in enumerate(_SERIES, start=1)
 }
 _SIZE = (5.0, 3.0)
 """The size of a chart in inches of 72 units: as wide as a card, so that its letters are as large as the page's."""
 _MOST_ROWS = 10
-_MUCH = 3
+_DWARFING_RATIO = 3
 """A multiple of the budget: the memory of a process that takes more is not drawn, since it would dwarf the rest."""
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -50,7 +50,7 @@ _STYLE: dict[Any, Any] = {
     "legend.fontsize": 9.5,
     "path.simplify_threshold": 0.3,
 }
-_SPENT = (("time", "seconds, evaluations included", "elapsed_s"), ("bytes read and written", "bytes", "moved_bytes"))
+_COSTS = (("time", "seconds, evaluations included", "elapsed_s"), ("bytes read and written", "bytes", "moved_bytes"))
 """The quantities, besides epochs, over which runs are compared: name, unit and curve."""
 Runs = Sequence[Mapping[str, Any]]
 """The results of ``ooc.report.page.figures`` for each run."""
@@ -59,37 +59,39 @@ Runs = Sequence[Mapping[str, Any]]
 def charts(runs: Runs) -> list[tuple[str, str]]:
     """Return heading and SVG of each chart that shows all runs together."""
     several = len(runs) > 1
-    found = [("Loss", _chart("loss", _curves, runs, "loss", "loss"))]
+    found = [("Loss", _render("loss", _draw_curves, runs, "loss", "loss"))]
     if any(score is not None for run in runs for score in run["curves"]["valid_score"]):
         metric = runs[0]["metric"]["name"]
         heading = f"Validation {metric}" if several else f"{metric[0].upper()}{metric[1:]}"
-        found.append((heading, _chart("scores", _curves, runs, "valid_score", metric)))
-        for quantity, unit, name in _SPENT if several else ():
-            found.append((f"{heading} by {quantity}", _chart(name, _curves, runs, "valid_score", metric, name, unit)))
+        found.append((heading, _render("scores", _draw_curves, runs, "valid_score", metric)))
+        for quantity, unit, name in _COSTS if several else ():
+            found.append(
+                (f"{heading} by {quantity}", _render(name, _draw_curves, runs, "valid_score", metric, name, unit))
+            )
     if several:
-        found.append(("Time an epoch by what it went to", _chart("times", _median_times, runs)))
+        found.append(("Time an epoch by what it went to", _render("times", _draw_median_times, runs)))
     return found
 
 
 def charts_of_run(run: Mapping[str, Any], name: str) -> list[tuple[str, str]]:
     """Return heading and SVG of each chart of one run; ``name`` makes the ids of its drawings unique."""
-    found = [("Time of every epoch", _chart(f"{name}-time", _times, run))]
+    found = [("Time of every epoch", _render(f"{name}-time", _draw_times, run))]
     if run["measured"] is not None:
-        found.append(("Memory during an epoch, against its budget", _chart(f"{name}-memory", _memory, run)))
+        found.append(("Memory during an epoch, against its budget", _render(f"{name}-memory", _draw_memory, run)))
     if run["matrices"]:
-        found.append(("Bytes an epoch, by matrix", _chart(f"{name}-bytes", _bytes, run)))
+        found.append(("Bytes an epoch, by matrix", _render(f"{name}-bytes", _draw_bytes, run)))
     if (run["forecast"] or {}).get("cache"):
-        found.append(("Reads found in memory", _chart(f"{name}-cache", _cache, run)))
+        found.append(("Reads found in memory", _render(f"{name}-cache", _draw_cache, run)))
     return found
 
 
 def passes_chart(run: Mapping[str, Any], name: str) -> str:
     """Return the SVG of each pass's seconds, measured and forecast; an empty text where either is not known."""
     known = run["comparison"] is not None and run["comparison"]["passes"]
-    return _chart(f"{name}-passes", _passes, run) if known else ""
+    return _render(f"{name}-passes", _draw_passes, run) if known else ""
 
 
-def _chart(name: str, draw: Callable[..., None], *what: Any) -> str:
+def _render(name: str, draw: Callable[..., None], *what: Any) -> str:
     """Return, as SVG without a fixed size, what ``draw`` draws of ``what``; ids begin with ``name``."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -102,10 +104,10 @@ def _chart(name: str, draw: Callable[..., None], *what: Any) -> str:
         draw(axes, *what)
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return _for_page(out.getvalue(), name)
+    return _inline_svg(out.getvalue(), name)
 
 
-def _for_page(svg: str, name: str) -> str:
+def _inline_svg(svg: str, name: str) -> str:
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r"<!--.*?-->\s*|<style.*?</style>", "", body, flags=re.DOTALL)
@@ -115,7 +117,7 @@ def _for_page(svg: str, name: str) -> str:
     body = body.replace("xlink:href", "href").replace(' version="1.1"', "")
     body = re.sub(r'\bid="', f'id="{name}-', body)
     body = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", body)
-    for colour, place in _PAGE.items():
+    for colour, place in _PAGE_COLOURS.items():
         body = body.replace(colour, place)
     return re.sub(r"\n\s*", "\n", body)
 
@@ -123,7 +125,7 @@ def _for_page(svg: str, name: str) -> str:
 # ---- all runs -----------------------------------------------------------------------------------------------------
 
 
-def _curves(axes: "Axes", runs: Runs, of: str, called: str, by: str = "epoch", unit: str = "epoch") -> None:
+def _draw_curves(axes: "Axes", runs: Runs, of: str, called: str, by: str = "epoch", unit: str = "epoch") -> None:
     """Draw every run's curve ``of`` over the curve ``by``; for scores of a single run, those of all splits.
 
     Epochs without a value are left out; a curve with one value is a point.
@@ -138,12 +140,12 @@ def _curves(axes: "Axes", runs: Runs, of: str, called: str, by: str = "epoch", u
         if points:
             axes.plot(*zip(*points, strict=True), color=colour, label=label, marker="o" if len(points) == 1 else "")
     axes.set_ylabel(called)
-    _across(axes, unit)
+    _format_x_axis(axes, unit)
     if len(lines) > 1:
         axes.legend(loc="best", handlelength=1.2)
 
 
-def _across(axes: "Axes", unit: str) -> None:
+def _format_x_axis(axes: "Axes", unit: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel(unit)
@@ -154,13 +156,13 @@ def _across(axes: "Axes", unit: str) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(5))
 
 
-def _median_times(axes: "Axes", runs: Runs) -> None:
+def _draw_median_times(axes: "Axes", runs: Runs) -> None:
     medians = {name: [run["medians"][name] for run in runs] for name in ("time_s", "wait_s", "eval_s")}
-    _stacked(axes, run_labels(runs), _parts(medians))
+    _draw_stacked_bars(axes, run_labels(runs), _split_seconds(medians))
     axes.set_xlabel("seconds (median)")
 
 
-def _parts(seconds: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
+def _split_seconds(seconds: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
     """Split the seconds of epochs, or of runs, into computing, waiting for the SSD, and evaluation."""
     times, waits = seconds["time_s"], seconds["wait_s"]
     computing = [max(0.0, time_s - wait_s) for time_s, wait_s in zip(times, waits, strict=True)]
@@ -180,11 +182,11 @@ def run_labels(runs: Runs) -> list[str]:
 # ---- one run ------------------------------------------------------------------------------------------------------
 
 
-def _times(axes: "Axes", run: Mapping[str, Any]) -> None:
+def _draw_times(axes: "Axes", run: Mapping[str, Any]) -> None:
     curves = run["curves"]
-    parts = {name: values for name, values in _parts(curves).items() if any(values)}
+    parts = {name: values for name, values in _split_seconds(curves).items() if any(values)}
     if len(curves["epoch"]) == 1:
-        _stacked(axes, [f"epoch {curves['epoch'][0]}"], parts)
+        _draw_stacked_bars(axes, [f"epoch {curves['epoch'][0]}"], parts)
         axes.set_xlabel("seconds")
         return
     of_parts: dict[str, Any] = {"labels": list(parts), "colors": _SERIES, "alpha": 0.85, "linewidth": 0}
@@ -192,11 +194,11 @@ def _times(axes: "Axes", run: Mapping[str, Any]) -> None:
     axes.set_xlim(curves["epoch"][0], curves["epoch"][-1])
     axes.set_ylim(0, None)
     axes.set_ylabel("seconds")
-    _across(axes, "epoch")
+    _format_x_axis(axes, "epoch")
     _legend_above(axes, len(parts))
 
 
-def _memory(axes: "Axes", run: Mapping[str, Any]) -> None:
+def _draw_memory(axes: "Axes", run: Mapping[str, Any]) -> None:
     """Draw memory in use over the share of the epoch's time: measured, planned, and the budget."""
     measured, planned = run["measured"], run["planned"]
     tiers = [use for use in measured["memory"] if use["tier"] != "process"]
@@ -204,18 +206,18 @@ def _memory(axes: "Axes", run: Mapping[str, Any]) -> None:
     unit, scale = _unit(highest)
     for number, use in enumerate(tiers):
         shown = "in use" if len(tiers) == 1 else f"{use['tier']} in use"
-        shares = _steps(use["bytes"], measured, scale)
+        shares = _memory_steps(use["bytes"], measured, scale)
         axes.fill_between(*shares, step="post", color=_SERIES[number], alpha=0.35, linewidth=0, label=shown)
         axes.axhline(use["limit_bytes"] / scale, color=_LIMIT, linestyle="--", linewidth=1.2)
         where = {"xy": (1, use["limit_bytes"] / scale), "xycoords": ("axes fraction", "data"), "ha": "right"}
         axes.annotate("budget", xytext=(0, 3), textcoords="offset points", fontsize=9, **where)  # type: ignore[arg-type]
     for use in (planned or {}).get("memory", ()):
         label = "planned" if use is planned["memory"][0] else None
-        axes.step(*_steps(use["bytes"], planned, scale), where="post", color=_TEXT, linewidth=0.9, label=label)
+        axes.step(*_memory_steps(use["bytes"], planned, scale), where="post", color=_TEXT, linewidth=0.9, label=label)
     for use in measured["memory"]:
-        if use["tier"] == "process" and 0 < max(use["bytes"], default=0) < _MUCH * highest:
+        if use["tier"] == "process" and 0 < max(use["bytes"], default=0) < _DWARFING_RATIO * highest:
             label = "whole process"
-            axes.plot(*_steps(use["bytes"], measured, scale), color=_SERIES[3], linewidth=1.2, label=label)
+            axes.plot(*_memory_steps(use["bytes"], measured, scale), color=_SERIES[3], linewidth=1.2, label=label)
     axes.set_xlabel("share of the epoch's time")
     axes.set_ylabel(unit)
     axes.set_xlim(0, 1)
@@ -224,7 +226,7 @@ def _memory(axes: "Axes", run: Mapping[str, Any]) -> None:
     _legend_above(axes, 3)
 
 
-def _steps(nbytes: Sequence[int], epoch: Mapping[str, Any], scale: float) -> tuple[list[float], list[float]]:
+def _memory_steps(nbytes: Sequence[int], epoch: Mapping[str, Any], scale: float) -> tuple[list[float], list[float]]:
     """Return times, as shares of the epoch, and the memory in use from each on, only where it changes."""
     end, piece = epoch["epoch_s"] or 1.0, epoch["piece_s"]
     kept = [k for k in range(len(nbytes)) if k in (0, len(nbytes) - 1) or nbytes[k] != nbytes[k - 1]]
@@ -233,7 +235,7 @@ def _steps(nbytes: Sequence[int], epoch: Mapping[str, Any], scale: float) -> tup
     return [*shares, 1.0], [*values, values[-1] if values else 0.0]
 
 
-def _bytes(axes: "Axes", run: Mapping[str, Any]) -> None:
+def _draw_bytes(axes: "Axes", run: Mapping[str, Any]) -> None:
     rows = run["matrices"][:_MOST_ROWS]
     unit, scale = _unit(max(one["used_bytes"] + one["ssd_write_bytes"] for one in rows))
     parts = {
@@ -241,11 +243,11 @@ def _bytes(axes: "Axes", run: Mapping[str, Any]) -> None:
         "read from the SSD": [one["ssd_read_bytes"] / scale for one in rows],
         "written to the SSD": [one["ssd_write_bytes"] / scale for one in rows],
     }
-    _stacked(axes, [one["matrix"] for one in rows], parts)
+    _draw_stacked_bars(axes, [one["matrix"] for one in rows], parts)
     axes.set_xlabel(f"{unit} an epoch")
 
 
-def _cache(axes: "Axes", run: Mapping[str, Any]) -> None:
+def _draw_cache(axes: "Axes", run: Mapping[str, Any]) -> None:
     """Draw the share of an epoch's block reads found in memory, by cache policy, as planned, and as measured."""
     cache = run["forecast"]["cache"]
     uses = cache["uses"] or 1
@@ -263,25 +265,25 @@ def _cache(axes: "Axes", run: Mapping[str, Any]) -> None:
     axes.grid(visible=False, axis="y")
 
 
-def _passes(axes: "Axes", run: Mapping[str, Any]) -> None:
+def _draw_passes(axes: "Axes", run: Mapping[str, Any]) -> None:
     passes = sorted(run["comparison"]["passes"], key=lambda one: -one["measured"])[:_MOST_ROWS][::-1]
     places = range(len(passes))
     for name, colour, offset in (("measured", _SERIES[0], -0.19), ("forecast", _SERIES[1], 0.19)):
         axes.barh([k - offset for k in places], [one[name] for one in passes], 0.36, color=colour, label=name)
-    axes.set_yticks(list(places), [_shortened(describe_pass(one["name"])) for one in passes])
+    axes.set_yticks(list(places), [_shorten(describe_pass(one["name"])) for one in passes])
     axes.set_xlabel("seconds")
     axes.grid(visible=False, axis="y")
     axes.legend(loc="lower right", handlelength=1.2)
 
 
-def _stacked(axes: "Axes", names: Sequence[str], parts: Mapping[str, Sequence[float]]) -> None:
+def _draw_stacked_bars(axes: "Axes", names: Sequence[str], parts: Mapping[str, Sequence[float]]) -> None:
     """Draw horizontal bars stacked from the left, with the first name on top."""
     left = [0.0] * len(names)
     places = [len(names) - 1 - k for k in range(len(names))]
     for (name, values), colour in zip(parts.items(), _SERIES, strict=False):
         axes.barh(places, values, 0.6, left=left, color=colour, label=name)
         left = [a + b for a, b in zip(left, values, strict=True)]
-    axes.set_yticks(places, [_shortened(name) for name in names])
+    axes.set_yticks(places, [_shorten(name) for name in names])
     axes.set_ylim(-0.6, len(names) - 0.4)
     axes.grid(visible=False, axis="y")
     _legend_above(axes, len(parts))
@@ -291,7 +293,7 @@ def _legend_above(axes: "Axes", columns: int) -> None:
     axes.figure.legend(loc="outside upper left", ncols=columns, handlelength=1.0, columnspacing=1.0)
 
 
-def _shortened(name: str) -> str:
+def _shorten(name: str) -> str:
     longest = 30
     return name if len(name) <= longest else f"{name[: longest - 1]}…"
 

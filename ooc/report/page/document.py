@@ -21,9 +21,9 @@ from ooc.report.page.figures import MOST_EPOCHS, compared, describe_matrix, figu
 from ooc.report.runs import as_texts
 from ooc.sizes import format_size
 
-_TIMES = 8
+_SEPARATE_SCALE_RATIO = 8
 """The ratio of two epochs' times above which each is drawn over its own seconds: one would hardly be visible."""
-_HIDDEN = ("contents", "first_epoch", "ooc_version", "store_facts")
+_HIDDEN_OPTIONS = ("contents", "first_epoch", "ooc_version", "store_facts")
 
 Run = Mapping[str, Any]
 """The result of `figures` for one run."""
@@ -102,7 +102,7 @@ def epoch_of(run: Run) -> dict[str, str] | None:
     longest_s = max(timeline.epoch_s for timeline in found.values())
     spans = dict.fromkeys(found, longest_s)
     hint = "Bars are as high as their resource is busy. Drag to move, Ctrl and wheel to zoom, point to read."
-    if any(timeline.epoch_s * _TIMES < longest_s for timeline in found.values()):
+    if any(timeline.epoch_s * _SEPARATE_SCALE_RATIO < longest_s for timeline in found.values()):
         spans = {name: timeline.epoch_s for name, timeline in found.items()}
         hint += " Each over seconds of its own: one is much shorter than the other."
     measured = run["measured"] or {}
@@ -139,4 +139,4 @@ def origin_of(run: Run) -> dict[str, Any]:
 
 def options_of(run: Run) -> dict[str, Any]:
     """Return the run's options, without those of no interest to readers."""
-    return {name: value for name, value in run["config"].items() if name not in _HIDDEN}
+    return {name: value for name, value in run["config"].items() if name not in _HIDDEN_OPTIONS}

@@ -51,8 +51,8 @@ def figures(path: Path) -> dict[str, Any]:
         "metric": metric,
         "epochs": records[-1].epoch,
         "curves": _curves(records, best),
-        "last": _plain(records[-1]),
-        "best": None if best is None else _plain(best),
+        "last": _record_values(records[-1]),
+        "best": None if best is None else _record_values(best),
         "medians": _medians(records),
         "peaks": {name: max(getattr(r, name) for r in records) for name in ("device_peak_bytes", "host_peak_bytes")},
         "on_gpu": any(record.to_device_bytes for record in records),
@@ -65,10 +65,10 @@ def figures(path: Path) -> dict[str, Any]:
         "starts": len(starts),
         "config": {name: value for name, value in run.config.items() if name != "store_facts"},
     }
-    found["missing"] = _missing(found)
+    found["missing"] = _missing_lines(found)
     try:
-        found["time"] = rank(found, records)
-        found["helps"] = helps(found)
+        found["time"] = time_shares(found, records)
+        found["helps"] = find_improvements(found)
         found["verdict"] = verdict(found)
     except (KeyError, TypeError) as error:
         raise RunError(f"{path}/plan.json is damaged: {error}") from error
@@ -98,19 +98,19 @@ def _model_and_graph(config: dict[str, Any]) -> dict[str, Any]:
     return {"model": model, "graph": graph}
 
 
-def _plain(record: EpochRecord) -> dict[str, Any]:
+def _record_values(record: EpochRecord) -> dict[str, Any]:
     values = {name: value for name, value in record.as_dict().items() if name != "passes"}
-    return values | {"loss": _finite(record.loss)}
+    return values | {"loss": _none_unless_finite(record.loss)}
 
 
-def _finite(value: float | None) -> float | None:
+def _none_unless_finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
 def _curves(records: Sequence[EpochRecord], best: EpochRecord | None) -> dict[str, list[Any]]:
     every = -(-len(records) // MOST_EPOCHS)
     kept = [r for k, r in enumerate(records) if k % every == 0 or k == len(records) - 1 or r is best]
-    curves = {name: [_finite(getattr(record, name)) for record in kept] for name in _CURVES}
+    curves = {name: [_none_unless_finite(getattr(record, name)) for record in kept] for name in _CURVES}
     seconds = dict(zip([r.epoch for r in records], accumulate(r.time_s + r.eval_s for r in records), strict=True))
     moved = dict(zip(seconds, accumulate(r.ssd_read_bytes + r.ssd_write_bytes for r in records), strict=True))
     curves |= {"elapsed_s": [seconds[r.epoch] for r in kept], "moved_bytes": [moved[r.epoch] for r in kept]}
@@ -153,7 +153,7 @@ def _comparison(path: Path, forecast: dict[str, Any] | None) -> dict[str, Any] |
         return None
 
 
-def _missing(found: dict[str, Any]) -> list[str]:
+def _missing_lines(found: dict[str, Any]) -> list[str]:
     """Return lines on what cannot be shown, and why."""
     lines = []
     if found["forecast"] is None:
@@ -176,17 +176,17 @@ def _missing(found: dict[str, Any]) -> list[str]:
 
 WAITING_SHARE = 0.1
 """The share of its time that an epoch or a pass must wait for the SSD to count as held up by it."""
-_MOST, _HARDLY = 0.5, 0.005
+_BOUND_SHARE, _NEGLIGIBLE_SHARE = 0.5, 0.005
 """The shares of an epoch's time above which waiting bounds it, and below which waiting is next to nothing."""
-_EVERY = 5
+_EVAL_EVERY = 5
 """The interval in epochs that is proposed to a run that evaluates every epoch."""
-_WORTH_SHARE = 0.01
+_LEAST_SAVED_SHARE = 0.01
 """The least share of an epoch's time that a suggestion must save to be listed."""
 
 
 def verdict(found: Mapping[str, Any]) -> str:
     """Return a sentence on what bounded the epoch, whether memory kept to its budgets, and how good the model is."""
-    return f"{_bound(found)}; {_memory(found)}; {_result(found)}."
+    return f"{_bound_clause(found)}; {_memory_clause(found)}; {_result_clause(found)}."
 
 
 def compared(runs: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> str:
@@ -199,8 +199,8 @@ def compared(runs: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> str:
     else:
         what, rising = "last training loss", False
         values = [math.inf if run["last"]["loss"] is None else run["last"]["loss"] for run in runs]
-    good = _extreme(labels, values, "best", what, "{:.4f}", rising=rising)
-    fast = _extreme(labels, [run["medians"]["time_s"] for run in runs], "fastest", "time an epoch", None, rising=False)
+    good = _best_of(labels, values, "best", what, "{:.4f}", rising=rising)
+    fast = _best_of(labels, [run["medians"]["time_s"] for run in runs], "fastest", "time an epoch", None, rising=False)
     beyond = [label for run, label in zip(runs, labels, strict=True) if not _within_budget(run)]
     memory = f"beyond its memory went {', '.join(beyond)}" if beyond else "all stayed within their memory"
     graphs = {json.dumps(run["graph"], sort_keys=True) for run in runs}
@@ -208,7 +208,7 @@ def compared(runs: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> str:
     return f"{unlike}{good}; {fast}; {memory}."
 
 
-def _extreme(
+def _best_of(
     labels: Sequence[str], values: Sequence[float], kind: str, what: str, form: str | None, *, rising: bool
 ) -> str:
     """Return a clause that names the first run by ``values``, and compares it with the next."""
@@ -223,19 +223,19 @@ def _extreme(
     return f"{labels[first]} is the {kind}, by {what} ({comparison} of {labels[second]})"
 
 
-def _bound(found: Mapping[str, Any]) -> str:
+def _bound_clause(found: Mapping[str, Any]) -> str:
     """Return a clause on what bounded the epoch, by the share of its time spent waiting for the SSD."""
     medians = found["medians"]
     time, wait = format_duration(medians["time_s"]), format_duration(medians["wait_s"])
     waited = medians["wait_s"] / medians["time_s"] if medians["time_s"] else 0.0
     part = f"of {time} an epoch, computing waited {wait} ({100 * waited:.0f} %)"
-    if waited > _MOST:
+    if waited > _BOUND_SHARE:
         return f"The SSD bounded training: {part} for its reads and writes"
     if waited > WAITING_SHARE:
         return f"Computing bounded training, and the SSD held it up: {part} for reads and writes"
     if not medians["ssd_read_bytes"] + medians["ssd_write_bytes"]:
         return f"Computing bounded training, {time} an epoch: everything stayed in memory"
-    if waited < _HARDLY:
+    if waited < _NEGLIGIBLE_SHARE:
         return f"Computing bounded training, {time} an epoch: next to nothing of it was waiting for the SSD"
     return f"Computing bounded training: {part} for the SSD"
 
@@ -257,7 +257,7 @@ def used_of_budgets(found: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     return {"": (device[0] + host[0], device[1] + host[1])}
 
 
-def _memory(found: Mapping[str, Any]) -> str:
+def _memory_clause(found: Mapping[str, Any]) -> str:
     sizes = [
         f"{format_size(used)} of {format_size(budget)}{where}"
         for where, (used, budget) in used_of_budgets(found).items()
@@ -268,7 +268,7 @@ def _memory(found: Mapping[str, Any]) -> str:
     return f"memory {kept} its budget ({', '.join(sizes)})"
 
 
-def _result(found: Mapping[str, Any]) -> str:
+def _result_clause(found: Mapping[str, Any]) -> str:
     last, best, metric = found["last"], found["best"], found["metric"]["name"]
     epochs = f"after {found['epochs']} epoch{'s' if found['epochs'] != 1 else ''}"
     loss = "no finite number" if last["loss"] is None else f"{last['loss']:.4g}"
@@ -279,7 +279,7 @@ def _result(found: Mapping[str, Any]) -> str:
     return text
 
 
-def rank(found: Mapping[str, Any], records: Sequence[EpochRecord]) -> list[dict[str, Any]]:
+def time_shares(found: Mapping[str, Any], records: Sequence[EpochRecord]) -> list[dict[str, Any]]:
     """Return what an epoch's seconds went to, the most first: passes, evaluation, and the time between them."""
     steady = records[1:] or records
     counts = [len(record.passes) for record in steady]
@@ -291,23 +291,23 @@ def rank(found: Mapping[str, Any], records: Sequence[EpochRecord]) -> list[dict[
         time_s = statistics.median(one.time_s for one in mine)
         wait_s = statistics.median(one.wait_s for one in mine)
         bound = "SSD" if wait_s > WAITING_SHARE * time_s else "computing"
-        rows.append(_row(describe_pass(item.name), time_s, wait_s, bound, item.name))
+        rows.append(_time_row(describe_pass(item.name), time_s, wait_s, bound, item.name))
     if rows:
         between_s = max(0.0, medians["time_s"] - sum(row["time_s"] for row in rows))
-        rows.append(_row("optimizer step, and between the passes", between_s, 0.0, "computing", ""))
+        rows.append(_time_row("optimizer step, and between the passes", between_s, 0.0, "computing", ""))
     if medians["eval_s"]:
-        rows.append(_row("evaluation, spread over all epochs", medians["eval_s"], 0.0, "", ""))
+        rows.append(_time_row("evaluation, spread over all epochs", medians["eval_s"], 0.0, "", ""))
     whole_s = medians["time_s"] + medians["eval_s"] or 1.0
     for row in rows:
         row["share"] = row["time_s"] / whole_s
     return sorted(rows, key=lambda row: -row["time_s"])
 
 
-def _row(what: str, time_s: float, wait_s: float, bound: str, name: str) -> dict[str, Any]:
+def _time_row(what: str, time_s: float, wait_s: float, bound: str, name: str) -> dict[str, Any]:
     return {"what": what, "pass": name, "time_s": time_s, "wait_s": wait_s, "bound": bound}
 
 
-def helps(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+def find_improvements(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return what would make an epoch shorter, and by how much at most, the most helpful first."""
     medians, forecast, config = found["medians"], found["forecast"], found["config"]
     wait_s, eval_s = medians["wait_s"], medians["eval_s"]
@@ -316,35 +316,35 @@ def helps(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     spilled = float(sum(fate["bytes"] * fate["ssd"] / 100 for fate in fates))  # fits into so much more memory
     if wait_s and spilled:
         more = f"about {format_size(spilled)} more, and nothing waits on the SSD between two uses"
-        rows.append(_help("more memory", wait_s, more))
+        rows.append(_saving("more memory", wait_s, more))
     if wait_s:
-        rows.append(_help("an SSD twice as fast", wait_s / 2, "the same plan waits half as long"))
+        rows.append(_saving("an SSD twice as fast", wait_s / 2, "the same plan waits half as long"))
     moved = [(one["ssd_read_bytes"], one["ssd_write_bytes"]) for one in found["matrices"] or ()]
     whole = sum(read + written for read, written in moved)
     intermediate = sum(read + written for read, written in moved if written)  # written matrices are read too
     narrowed = intermediate / whole if whole else 0.0
     if wait_s and narrowed and config.get("spill_dtype") == "float32":
         note = "half the bytes between passes; rounds them, so results change"
-        rows.append(_help("--spill-dtype bfloat16", wait_s * narrowed / 2, note))
+        rows.append(_saving("--spill-dtype bfloat16", wait_s * narrowed / 2, note))
     if eval_s and config.get("eval_every") == 1:
-        note = f"scores every {_EVERY}th epoch instead of each"
-        rows.append(_help(f"--eval-every {_EVERY}", eval_s * (_EVERY - 1) / _EVERY, note))
+        note = f"scores every {_EVAL_EVERY}th epoch instead of each"
+        rows.append(_saving(f"--eval-every {_EVAL_EVERY}", eval_s * (_EVAL_EVERY - 1) / _EVAL_EVERY, note))
     start, measured = found["start"], found["measured"]
     processors = threads = 0
     if start is not None and measured is not None and not found["on_gpu"]:
         processors, threads = int(start["machine"]["processors"]), int(measured["threads"])
     if threads and processors > threads:
         note = f"the machine has {processors} processors, and {threads} compute"
-        rows.append(_help(f"--threads {processors}", (medians["time_s"] - wait_s) * (1 - threads / processors), note))
+        rows.append(_saving(f"--threads {processors}", (medians["time_s"] - wait_s) * (1 - threads / processors), note))
     whole_s = medians["time_s"] + eval_s
-    rows = [row for row in rows if row["saves_s"] > _WORTH_SHARE * whole_s]
+    rows = [row for row in rows if row["saves_s"] > _LEAST_SAVED_SHARE * whole_s]
     rows.sort(key=lambda row: -row["saves_s"])
     if forecast is not None and forecast["hardware"]["name"].startswith("unmeasured"):
-        rows.append(_help("ooc profile", None, "measures this machine, so that plans go by it and not by estimates"))
+        rows.append(_saving("ooc profile", None, "measures this machine, so that plans go by it and not by estimates"))
     return rows
 
 
-def _help(what: str, saves_s: float | None, note: str) -> dict[str, Any]:
+def _saving(what: str, saves_s: float | None, note: str) -> dict[str, Any]:
     return {"what": what, "saves_s": saves_s, "note": note}
 
 
@@ -395,18 +395,18 @@ _PASSES = (
 
 def describe_matrix(name: str) -> str:
     """Return a matrix's description, as ``"pre-activations of layer 2"`` for ``"z2"``; an unknown ``name`` as it is."""
-    if described := _described(name, _MATRICES):
+    if described := _description(name, _MATRICES):
         return described
-    described = _described(name.partition(".")[0], _MATRICES)  # gradients summed over stages have a numeric suffix
+    described = _description(name.partition(".")[0], _MATRICES)  # gradients summed over stages have a numeric suffix
     return f"{described}, {'so far' if name[0] == 'd' else 'computed again'}" if described else name
 
 
 def describe_pass(title: str) -> str:
     """Return a pass's description, ``"aggregate over in-neighbours, layer 3"`` for ``"pull m3"``, or else ``title``."""
-    return _described(title, _PASSES, whole=False) or title
+    return _description(title, _PASSES, whole=False) or title
 
 
-def _described(name: str, known: tuple[tuple[str, str], ...], *, whole: bool = True) -> str:
+def _description(name: str, known: tuple[tuple[str, str], ...], *, whole: bool = True) -> str:
     for pattern, text in known:
         found = re.fullmatch(pattern, name) if whole else re.match(pattern, name)
         if found is not None:
