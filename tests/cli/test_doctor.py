@@ -124,7 +124,7 @@ def test_threads_memory_and_disk(run: RunCommand, tmp_path: Path, monkeypatch: p
 
 def test_the_verdict_is_of_what_is_worst(run: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(machine, "_CACHE", tmp_path / "none")
+    monkeypatch.setattr(machine, "_PROFILE_FOLDER", tmp_path / "none")
     assert report_of(run, "/proc")["verdict"].startswith("training cannot work there: ")
     code, out, _ = run("doctor", tmp_path)
     assert code == 0 and "estimates of another machine" in out and "→ ooc profile --spill-dir" in out
