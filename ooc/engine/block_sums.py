@@ -42,7 +42,7 @@ class BlockSums:
         """Note the bytes in ``memory`` of a block that is about to be written."""
         index = slab * self._grid.blocks + block
         self._sums[index], self._summed[index] = quick_sum(memory), True
-        self._array = None  # what the array had is gone
+        self._array = None  # the array's content is being replaced
         if self._keeps_crcs:
             self._crcs[index], self._known[index] = google_crc32c.extend(0, memory), True
 

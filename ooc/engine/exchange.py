@@ -175,7 +175,7 @@ def halo_memory(counts_PP: Tensor, shares: Sequence[range], rows: int) -> HaloMe
     """
     if int(counts_PP.sum()) > _MOST_HALO_SHARE * sum(rows - len(share) for share in shares):
         return None
-    given_P, wanted_P = counts_PP.sum(0), counts_PP.sum(1)  # what is wanted is known to the plan as well
+    given_P, wanted_P = counts_PP.sum(0), counts_PP.sum(1)  # the plan holds the wanted rows as well
     lists = int((given_P + 2 * wanted_P).max()) * (4 if rows < 2**31 else 8)
     return HaloMemory(lists, int(counts_PP.max()), int(wanted_P.max()))
 
@@ -441,7 +441,7 @@ class Exchange:
                 sizes = [[rows.nbytes for rows in each] for each in (some_wanted, some_given)]
                 pair = self._pairs[number % 2]
                 received, sent = (buffer[: sum(nbytes)] for buffer, nbytes in zip(pair, sizes, strict=True))
-                side.take(sent, some_given, written).wait()  # and what was put of this pair has left it
+                side.take(sent, some_given, written).wait()  # by then this pair's earlier rows have been sent
                 under_way.append((self._between.begin_all_to_all(received, sent, *sizes), some_wanted, received))
                 if number:
                     there = put_first()

@@ -201,7 +201,7 @@ class RowPassRun(PassRun):
 
     def compute(self, task: Tile) -> Tile:
         """Compute one tile: pull, compute, and store its rows."""
-        start, stop = task.start, task.stop  # the tile must not hold itself
+        start, stop = task.start, task.stop  # the closure must not refer to the tile
         inputs: dict[str, Any] = Inputs(lambda name: self.inputs[name].tile(start, stop))
         task.inputs = inputs
         if self.features is not None:
@@ -213,7 +213,7 @@ class RowPassRun(PassRun):
         for name, rows in self.compute_tile(task).items():
             if name in self.outputs:
                 self.outputs[name].put(task.start, task.stop, rows)
-        inputs.clear()  # what was pulled need not wait until the tile is reduced
+        inputs.clear()  # free what was pulled before the tile is reduced
         task.place = nowhere
         return task
 
@@ -394,7 +394,7 @@ class ShardedPassRun(PassRun):
             if at > self.at or (at == self.at and part_of(self.in_turn[at], part).stop > stop):
                 return
             self.sending.append(self.buffers.give_back(self.slab, at + 1, part))
-            if begun % self.others == 0:  # as all do: they are to begin the same in the same order
+            if begun % self.others == 0:  # all processes must begin the same exchanges in the same order
                 self.buffers.send_next(self.slab, range(begun // self.others, parts))
 
     def reduce(self, result: Tile) -> None:

@@ -68,9 +68,9 @@ def keep_aggregation(
                 writer.append(np.ascontiguousarray(block.numpy()))
         (store.path / temporary / _STAMP).write_text(json.dumps(stamp))
         if find_aggregation(store, scaling, dtype) is not None:
-            return True  # another run was faster, and a third may be reading what it kept
+            return True  # another run has kept it meanwhile, and a third may be reading it
         flush_all([store.path / temporary, store.path / GROUP / METADATA_FILE])
-        store.check_unreplaced()  # another store must not get this one's
+        store.check_unreplaced()  # another store must not get this aggregation
         shutil.rmtree(store.path / name, ignore_errors=True)
         (store.path / temporary).rename(store.path / name)
         for folder in (store.path / GROUP, store.path):

@@ -194,7 +194,7 @@ class Input(_Operand):
         if len(blocks) == 1:
             pieces = blocks[0]
             rows = typed(pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1), self._dtype)
-        else:  # one behind the other
+        else:  # concatenate
             heights, widths = [len(pieces[0]) for pieces in blocks], [piece.shape[1] for piece in blocks[0]]
             rows = torch.empty(sum(heights), sum(widths), dtype=self._dtype, device=self._workspace.place)
             for part, pieces in zip(torch.split(rows, heights), blocks, strict=True):
@@ -317,7 +317,7 @@ class OpenBlocks(Generic[T]):
         for block in blocks:
             known = self._now.get(block)
             now[block] = view(block) if known is None else known
-        self._before = self._now  # in this order: who no longer finds a block in the one finds it in the other
+        self._before = self._now  # in this order, so that readers find every block in one of both
         self._now = now
 
     def __getitem__(self, block: int) -> T:

@@ -221,7 +221,7 @@ class PassRun(ABC):
         time; by then the step before has ended."""
         program, steps, first, stop = self.program, self.program.program.steps, self._first, self._stop
         (handed_out, took_s), begun_s = self.runtime.workers.way((program.name, first)), perf_counter()
-        handed_out |= program.plan.has_tiers  # there a tile is over when it is launched
+        handed_out |= program.plan.has_tiers  # on a device a tile ends when it is launched
         with OrderedPipeline(self.runtime.workers, self.compute, self.reduce, handed_out=handed_out) as pipeline:
             for number in range(first, stop):
                 step = steps[number]

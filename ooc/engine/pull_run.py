@@ -57,9 +57,9 @@ def relative_offsets(
     """Where the edges of rows ``start:stop`` begin, counted from the ``first`` of them; one more than rows."""
     part = offsets[start : stop + 1]
     first = int(part[0]) if first is None else first
-    if place.type == "cpu":  # by NumPy, in a third of the time that torch's operators take
+    if place.type == "cpu":  # NumPy takes a third of the time of torch's operators
         return torch.from_numpy((part - first).astype(_NUMPY_TYPES[dtype], copy=False))
-    # Brought as they lie in memory that the device knows: for a new tensor the host would wait.
+    # Copied from pinned memory as they are; a copy of a new tensor would make the host wait.
     absolute = torch.from_numpy(part).to(place, non_blocking=True)
     if absolute.dtype == dtype:
         return absolute.sub_(first)
@@ -119,7 +119,8 @@ class EdgeSweep:
             self._checks.check_range(indices)
         dtype = indices.dtype
         if edges is not None:
-            dtype = torch.from_numpy(self._offsets[:0]).dtype  # rows may be longer than what numbers neighbours counts
+            # A row may have more edges than the index dtype can count.
+            dtype = torch.from_numpy(self._offsets[:0]).dtype
             self._carried = self._carried or Carried()
             left_open = last - max(first, int(self._offsets[stop - 1])) if last < ended else 0
             self._carried.begin(indices, goes_on=first > begun, left_open=left_open)
@@ -141,7 +142,7 @@ class EdgeSweep:
         if self._parts_P2 is None:
             return None
         first, last = (bisect_left(self._parts_P2[:, 0], row) for row in (rows.start, rows.stop))
-        if first < last:  # whole parts are left out
+        if first < last:  # skip the parts outside of the edges
             first += (edges.start - int(self._offsets[rows.start])) // EDGES_PER_SEGMENT
             last -= -(-(int(self._offsets[rows.stop]) - edges.stop) // EDGES_PER_SEGMENT)
         parts_P2 = torch.from_numpy(self._parts_P2[first:last])
@@ -219,7 +220,7 @@ class PullRun:
             sums = self._runtime.pull_rows(source, edges, self._pull.direction, self._kernel, out)
             return sums[:, : self._columns].contiguous() if self._columns else sums
         own = self._by_group(self.own(tile))
-        source = cast(Tensor, source)  # shuffled rows only go to opaque layers, which take both
+        source = cast(Tensor, source)  # only opaque layers get shuffled rows, and they accept both
         own = source[tile.start : tile.start + edges.rows] if own is None else own
         return tile.take(self._kernel(edges, source, own, self._groups))
 
@@ -279,7 +280,7 @@ class SlabBuffers:
                 workspace.await_read(block)
                 rows.copy_(matrix.rows(workspace, slab, row_block))
             else:
-                memory = rows.reshape(-1).view(torch.uint8)[-nbytes:]  # narrower values: into the upper half
+                memory = rows.reshape(-1).view(torch.uint8)[-nbytes:]  # narrower values go to the upper half
                 narrow = memory.view(matrix.dtype).view(rows.shape) if len(memory) < rows.nbytes else None
                 check = partial(workspace.filled, block, memory)
                 key = slab if name == self._item.pull.source else _OWN_MATRICES
@@ -300,7 +301,7 @@ class SlabBuffers:
     def _take(self, slab: int) -> None:
         """Wait until the own rows of ``slab`` are there."""
         arriving = self._filling.get(slab, [])
-        while arriving:  # if one fails, it and those behind it are still there to be settled
+        while arriving:  # after a failure, the others can still be settled
             transfer, check, rows, narrow = arriving[0]
             self._workspace.hold(transfer)
             check()

@@ -36,7 +36,7 @@ class EpochRecorder:
         self.program = program
         self._condenser = Condenser(program)
         self._under_way: deque[tuple[Ticket, float, int, bool]] = deque()
-        self._sending = Lock()  # workers write, the host reads
+        self._sending = Lock()  # workers write, and the main thread reads
         self._busy_until = [0.0, 0.0]
         self._moved: dict[str, list[int]] = {}
         self._found: dict[str, Any] | None = None
@@ -60,7 +60,7 @@ class EpochRecorder:
         self._process = condenser.memory("process", 0)
         self._looked_s = -_SAMPLING_INTERVAL_S
         self._began_s = perf_counter()
-        if not plan.has_tiers:  # there a task is over when its kernels are launched
+        if not plan.has_tiers:  # on a device a task ends when its kernels are launched
             runtime.workers.watch(
                 [condenser.lane(Resource.COMPUTE) for _ in range(runtime.workers.workers)], self._began_s
             )
@@ -81,7 +81,7 @@ class EpochRecorder:
         self._looked_s = now_s
         self._process.add(now_s, int(_STATM.read_text().split()[1]) * resource.getpagesize())
         if plan.has_tiers:
-            self._host.add(now_s, plan.host_peak_bytes)  # taken whole
+            self._host.add(now_s, plan.host_peak_bytes)  # the arena is counted as a whole
 
     def end(self, step: int) -> None:
         """Record that all tasks of the step have ended."""
@@ -134,7 +134,7 @@ class EpochRecorder:
             **self._condenser.as_dict(epoch_s),
             "threads": self._runtime.workers.workers,
             "matrices": self._matrices(plan),
-            # How often a block was needed right above the SSD, and how often it was read from there.
+            # How often a block was needed from the tier above the SSD, and how often from the SSD.
             "block_reads": {"uses": sum(span.use is not Use.WRITE for span in spans), "read": read},
         }
 

@@ -180,14 +180,14 @@ class Session:
         is_kept = False
         for writer in exchange.ranks.first_of_machines:
             is_lacking = find_aggregation(self._store, scaling, runtime.dtype) is None
-            if not exchange.of_all(is_lacking)[writer]:  # it was kept before, or in a store that several machines see
+            if not exchange.of_all(is_lacking)[writer]:  # it was kept before, or the machines share a store
                 continue
             blocks = runtime.read_rows(name, to=writer)
             try:
                 if exchange.ranks.rank == writer:
                     is_kept = keep_aggregation(self._store, scaling, runtime.dtype, shape, blocks)
             finally:
-                deque(blocks, maxlen=0)  # the others send theirs, whatever becomes of them
+                deque(blocks, maxlen=0)  # the others must send their rows in any case
         return is_kept
 
     @torch.no_grad()

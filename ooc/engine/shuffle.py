@@ -307,7 +307,7 @@ class RowsReader:
         self._file = file
         self._count = -(-targets // plan.bucket_rows)
         self._step = -1 if reverse else 1
-        part_nbytes = plan.part_nbytes + plan.places_nbytes  # of no edges 0
+        part_nbytes = plan.part_nbytes + plan.places_nbytes  # 0 without edges
         self._memory = list(memory[: plan.reading_nbytes].view(min(2, plan.buckets), part_nbytes))
         self._bucket = -1
         self._arriving: dict[int, Ticket] = {}
@@ -319,7 +319,7 @@ class RowsReader:
         Rows of the bucket before the last are not computed again, and those of the step before the last are complete.
         """
         bucket = start // self._plan.bucket_rows
-        if bucket == self._bucket:  # no step of the bucket before this one is computed any more
+        if bucket == self._bucket:  # all steps of the bucket before are complete
             self._send(bucket + self._step)
         else:
             self._send(bucket)

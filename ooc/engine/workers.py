@@ -69,7 +69,7 @@ class WorkerPool:
                     thread = Thread(target=self._work, args=work, name=f"ooc-tile_{number}", daemon=True)
                     thread.start()
                     self.threads.append(thread)
-            except BaseException:  # the system may allow no more
+            except BaseException:  # the system may refuse another thread
                 self.close()
                 raise
 
@@ -115,10 +115,10 @@ class WorkerPool:
         return handed_out, ways[handed_out]
 
     def _work(self, tasks: "SimpleQueue[_Task[Any] | None]", worker: int) -> None:
-        torch.set_grad_enabled(False)  # the mode belongs to the thread; a stage that records sets it for itself
+        torch.set_grad_enabled(False)  # grad mode is per thread; recording stages enable it
         while (task := tasks.get()) is not None:
             self.timed(task.run, worker)
-            del task  # what it gave is not this thread's to keep
+            del task  # do not keep the task's result alive
 
 
 class OrderedPipeline(Generic[T, R]):
@@ -172,7 +172,7 @@ class OrderedPipeline(Generic[T, R]):
         for task in self._pending:
             task.left_out = True
         for task in self._pending:
-            with contextlib.suppress(OocError):  # one of them has died, which is told already
+            with contextlib.suppress(OocError):  # a dead thread has been reported already
                 task.wait(self._pool.threads)
         self._pending.clear()
 

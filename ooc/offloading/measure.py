@@ -74,9 +74,9 @@ def on_meta(module: nn.Module) -> nn.Module:
         memo[id(buffer)] = buffer.detach().to(META)
     made = copy.deepcopy(module, memo)
     for part in made.modules():
-        vars(part).pop("forward", None)  # what an ooc.offload block has put there
+        vars(part).pop("forward", None)  # set by an ooc.offload block
         for hooks in (part._forward_hooks, part._backward_hooks, part._backward_pre_hooks):
-            hooks.clear()  # they are the caller's, and may look at values or keep them
+            hooks.clear()  # the caller's hooks may read or keep values
     return made
 
 
@@ -163,7 +163,7 @@ class DryRuns:
         if self.hardware.has_device_memory:
             saving.tiers = {Fate.SSD: Nowhere(), Fate.HOST: Nowhere()}
         self._module.zero_grad(set_to_none=True)
-        # What is picked by a mask is as much as can be.
+        # A mask is assumed to select everything.
         every = torch.fx.experimental._config.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
         with torch.random.fork_rng(devices=[]), META, every, meter, self._within(self._module), saving.applied():
             made = [t for t in tree_leaves(self._step(self._module)) if isinstance(t, Tensor) and t.requires_grad]
@@ -181,7 +181,7 @@ class DryRuns:
         """
         on_device = self.hardware.has_device_memory
         has = gpu_budget if on_device else gpu_budget + host_budget
-        if self.kept_bytes <= has:  # nothing is faster than nothing moved
+        if self.kept_bytes <= has:  # moving nothing is the fastest
             return self._planned([_kept_fate(self.hardware)] * len(self._kept.sizes), self._kept, has, 0, 0)
         items = self._items()
         staging = staging_bytes(max(sizes.largest_bytes for sizes in self._kept.sizes.values()))

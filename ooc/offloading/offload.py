@@ -148,7 +148,7 @@ class Offload:
 
     def _allocate(self, plan: SavingPlan) -> None:
         """Allocate the memory and the file that the plan requires."""
-        if len(set(plan.fates)) > 1:  # or the heap would keep as much as it was spared
+        if len(set(plan.fates)) > 1:  # otherwise the heap would keep the memory that was saved
             return_freed_memory(_TRIM_BYTES, trim_bytes=_TRIM_BYTES)
         tiers: dict[Fate, Tier] = {}
         if plan.ssd_bytes:
@@ -160,7 +160,7 @@ class Offload:
         saving = self._saving
         saving.fates, saving.tiers, saving.windows, saving.most = plan.fate_of, tiers, plan.windows, plan.most
         has = self._budgets[0] if Fate.HOST in tiers else sum(self._budgets)
-        saving.spare = max(0, has - plan.nbytes) // 2  # what is saved has gradients as large
+        saving.spare = max(0, has - plan.nbytes) // 2  # saved tensors have gradients of the same size
 
 
 def _on_meta(leaf: Any) -> Any:

@@ -260,7 +260,7 @@ class Saving:
                 self._within = False
             if self.fates(item) is Fate.RECOMPUTE:
                 settings.extend(_settings_of(layer))
-            # Running statistics, which a second run would change again.
+            # A second run would update running statistics again.
             tracks = any(getattr(part, "track_running_stats", False) and part.training for part in layer.modules())
             self.sizes[item].repeatable = state == _state_of(layer, leaves) and not tracks
             self._move(item + 1)
@@ -289,17 +289,17 @@ class Saving:
 
     @torch.no_grad()
     def _pack(self, tensor: Tensor) -> _KeptTensor | _StoredTensor:
-        # When a backward pass has begun, what it does not save itself is saved for another call.
+        # Tensors saved during a backward pass, but not by it, belong to another call.
         is_outside = self._returning and torch._C._current_graph_task_id() == -1
         call = None if is_outside else self._current
         if call is None or not _is_plain(tensor):
             return _KeptTensor(call, -1, tensor.detach(), tensor._version)
         storage = tensor.untyped_storage()
         is_made = self._calling or tensor.requires_grad
-        is_part = not is_made and tensor.nbytes < storage.nbytes()  # of labels, say: there before the loss was
+        is_part = not is_made and tensor.nbytes < storage.nbytes()  # for instance labels: it existed before the loss
         if storage.nbytes() < PAGE_BYTES or storage._cdata in self._known or is_part:
             return _KeptTensor(call, -1, tensor.detach(), tensor._version)
-        key = storage._cdata, tensor._version  # what is changed in place is another storage
+        key = storage._cdata, tensor._version  # after an in-place change it counts as another storage
         there = self._seen[key] = [one for one in self._seen[key] if not one.gone]
         whole, marks = tensor, (tensor.is_conj(), tensor.is_neg())
         tensor = _as_stored(tensor, *marks)

@@ -104,7 +104,7 @@ class Ssd(Tier):
         self._parts: list[tuple[Bytes, list[Ticket]]] = [(view, []) for view in views]
         self._turns = cycle(self._parts)
         self._end = self._alive = 0
-        self._reads: list[tuple[Ticket, Tensor]] = []  # the kernel writes to these, whoever may have dropped them
+        self._reads: list[tuple[Ticket, Tensor]] = []  # keeps memory alive while the kernel writes to it
 
     def put(self, storage: UntypedStorage) -> _Extent:
         source, nbytes = _bytes_of(storage), storage.nbytes()
@@ -143,7 +143,7 @@ class Ssd(Tier):
         self._alive -= 1
         if not self._alive:
             self._settle()
-            self._end = 0  # of the next forward pass
+            self._end = 0  # start over in the next forward pass
 
     def close(self) -> None:
         """Free everything, after pending reads and writes have ended."""

@@ -122,7 +122,7 @@ class Cuda(Device):
     def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes, graph: Sequence[Bytes] = ()) -> Tensor:
         total = torch.cuda.get_device_properties(self.place).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), self.place)
-        torch.cuda.empty_cache()  # an arena of another size may have been here before
+        torch.cuda.empty_cache()  # an earlier arena may have had another size
         try:
             for memory in (host, *graph):
                 self._pin(memory)
@@ -143,7 +143,7 @@ class Cuda(Device):
     def begin(self) -> None:
         # Asked for once a program: for every event and copy it would be a twentieth of the host's time.
         current: Any = torch.cuda.current_stream(self.place)
-        if current != self._kernels:  # where those of the program before may still use the arena
+        if current != self._kernels:  # the earlier program's kernels may still use the arena
             current.wait_stream(self._kernels)
             self._kernels = current
 

@@ -55,7 +55,7 @@ class Transfers(FrameTable):
         self.bytes_moved = dict.fromkeys(CopyTo, 0)
         """Bytes moved so far, by direction."""
         self._passing_through = _NOTHING
-        self._to_read_directly: set[int] = set()  # blocks that come without their host frames
+        self._to_read_directly: set[int] = set()  # blocks that bypass their host frames
         self._direct: list[Ticket] = []  # requests of the SSD for the device's memory
         self._sent: Event | None = None  # the last copy to the device
         self._tensor = torch.from_numpy(self.memory)
@@ -65,8 +65,8 @@ class Transfers(FrameTable):
         self._leaving: dict[int, int] = {}  # frame → the block that is to be written out of it
         self._written: dict[int, Ticket] = {}  # block → its write
         self._looking = ThreadPoolExecutor(1, "ooc-check")
-        self._read_seen: dict[int, Future[None]] = {}  # block that is arriving → the look at it
-        self._write_seen: dict[int, Future[None]] = {}  # block that is written → the look at it
+        self._read_seen: dict[int, Future[None]] = {}  # arriving block → its check
+        self._write_seen: dict[int, Future[None]] = {}  # block being written → its check
         self._staging: Staging | None = None
         self._next = 0
         self._aside = 0
@@ -102,7 +102,7 @@ class Transfers(FrameTable):
             self._look_at(arriving)
         for taken, name, load in program.acquire[index]:
             direct = load and (index, taken) in self._passing_through.reads
-            self._give(taken, self._frame_of_name[name])  # copies may still move through it; others wait for these
+            self._give(taken, self._frame_of_name[name])  # earlier copies may still use the frame; reads wait for them
             if direct:
                 self._to_read_directly.add(taken)
             elif load:
@@ -209,7 +209,7 @@ class Transfers(FrameTable):
         ticket = (self.gpudirect.read if to_device else self.gpudirect.write)(spans, cast(Bytes, memory))
         if not to_device:
             self._written[block] = ticket
-        self._direct = [one for one in self._direct if not one.happened] + [ticket]  # in case that everything must end
+        self._direct = [one for one in self._direct if not one.happened] + [ticket]  # needed to settle everything
         self.bytes_moved[direction] += memory.nbytes
         return ticket
 

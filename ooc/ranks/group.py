@@ -132,7 +132,7 @@ def meet(whole: Store, rank: int, count: int, within: timedelta) -> tuple[Store,
                 store.set(_THERE, json.dumps([json.loads(store.get(name)) for name in names]))
             if store.check([_THERE]):
                 places = [Place(*one) for one in json.loads(store.get(_THERE))]
-                if places[rank] == own:  # else that is an earlier start
+                if places[rank] == own:  # otherwise it belongs to an earlier start
                     return store, places
         sleep(BEAT_S / 20)
     come = {
@@ -184,7 +184,7 @@ class Heartbeat:
         self._unheard = 0 if self._rounds != self._rounds_seen else self._unheard + 1
         self._rounds_seen = self._rounds
         if self._is_lost or self._unheard > SILENT_BEATS:
-            self._is_lost = True  # nothing is said there any more: that would wait as well
+            self._is_lost = True  # do not write there any more: that would wait as well
             keeper = f"torchrun's or {self._machines.name(0)}"
             raise RankError(f"the process that keeps the store of all others, {keeper}, does not answer")
 
@@ -212,7 +212,7 @@ class Heartbeat:
     def _beat(self) -> None:
         own, seen = 0, dict.fromkeys(self._silent, b"")
         try:
-            store = self._store.clone()  # one that is waited on is locked
+            store = self._store.clone()  # a store is locked while a thread waits on it
             while not self._ended.wait(BEAT_S):
                 own += 1
                 store.set(_beat(self._rank), str(own))
@@ -331,7 +331,8 @@ class Ranks:
     def _meet(cls, within: timedelta) -> Self:
         if not dist.is_initialized():
             count = int(os.environ["WORLD_SIZE"])
-            met, rank, _ = next(rendezvous("env://", world_size=1, timeout=within))  # no waiting for all yet
+            # Without waiting for all processes yet.
+            met, rank, _ = next(rendezvous("env://", world_size=1, timeout=within))
             store, places = meet(met, rank, count, within)
             check_reached(places, rank)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=within)
@@ -360,7 +361,7 @@ class Ranks:
         # Else NCCL's watchdog ends the process when a connection breaks, before anybody has said whose.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         made, before = replace(self, direct=_group(backend, MEETING)), free_bytes()
-        made.measured_link(place, within_bytes)  # which connects them
+        made.measured_link(place, within_bytes)  # this connects the processes
         taken = max(map(int, self.gathered(torch.tensor([before - free_bytes()]))))
         _met[1] = made = replace(made, direct_bytes=max(0, taken))
         return made
@@ -391,7 +392,7 @@ class Ranks:
         try:
             state = 0 if failure is None else 1 if isinstance(failure, RankError) else 2  # 1: told of another's
             states = [int(state) for state in self.gathered(torch.tensor([state]))]
-        except RankError:  # the others are amid something else, which has ended so
+        except RankError:  # the other processes were doing something else, which has failed
             if failure is not None:
                 raise failure from None
             raise
@@ -463,7 +464,7 @@ class Ranks:
         counts = [*received_rows], [*sent_rows]
         try:
             begun = dist.all_to_all_single(received, values, *counts, self.group, async_op=True)
-        except RuntimeError as error:  # what NCCL cannot do it says here
+        except RuntimeError as error:  # NCCL reports unsupported operations here
             self.check()
             raise RankError(f"rows cannot be sent: {_line(error)}") from error
         _started.add(begun)
@@ -489,7 +490,8 @@ class Ranks:
         """Return the bytes per second that each process receives from all others at once, at best, for the slowest; in
         memory of ``place``, for a device at most ``within_bytes``."""
         link = self if place == CPU else self.directly
-        rate, taken_s, most = 0.0, 0.0, within_bytes // (4 * self.count)  # gloo may still hold those of the time before
+        # Gloo may still hold the buffers of the time before.
+        rate, taken_s, most = 0.0, 0.0, within_bytes // (4 * self.count)
         buffers = torch.zeros(2, min(max(_PROBES), most) * (self.count - 1), dtype=torch.uint8, device=place)
         for nbytes in _PROBES:
             rows = [min(nbytes, most) * (rank != self.rank) for rank in range(self.count)]

@@ -238,7 +238,7 @@ class GraphLoader(BatchLoader):
         batch_bytes = batch_nbytes(store, most, sizes.path_edges)
         rows = 2 * most.nodes + most.edges + 2 * most.graphs
         seen = [min(pages_of(array), rows * -(-array.row_bytes // 4096) + 2 * most.graphs) for array in arrays]
-        one_ahead = 12 * sum(seen)  # pages of a batch and their next uses, and while these are found
+        one_ahead = 12 * sum(seen)  # pages of a batch with their next uses, and the search for these
         fixed = _GRAPH_BYTES * store.num_graphs + BATCHES_ALIVE * batch_bytes + _ROW_BYTES * rows + 2 * one_ahead
         fixed += 8 * most.near + (workspace_bytes(sizes.walks) if sizes.path_edges or sizes.hops else 0)
         smaller = "or smaller batches, more of them a step; those by nodes, edges or paths are all alike"

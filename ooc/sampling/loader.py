@@ -292,7 +292,7 @@ class NeighborLoader(BatchLoader):
         width = 4 if max(store.num_edges, store.num_nodes) < 2**31 else 8
         pages = min(pages_of(features), nodes * most_pages_of_row(features))
         ids = (width + 4) * (nodes + edges) + 6 * pages
-        ahead = _SUPERBATCHES * ids + _TAKEN_BYTES * edges  # neighbours of all of them are looked up together
+        ahead = _SUPERBATCHES * ids + _TAKEN_BYTES * edges  # the neighbours of all are looked up together
         fixed = self._offsets.nbytes + 4 * store.num_nodes + 24 * len(self.seed_rows) + ahead
         fixed += BATCHES_ALIVE * batch_bytes + _DRAWN_EDGE_BYTES * edges + _TAKEN_BYTES * (nodes + edges)
         fixed += _TAKEN_PAGE_BYTES * (pages + min(pages_of(others[0]), edges))
@@ -303,7 +303,7 @@ class NeighborLoader(BatchLoader):
         division = Division(*given, what=what, remedy="a smaller batch or smaller fanouts")
         batches, everything = len(self), sum(division.more.values())
         all_fits = everything <= division.left
-        if all_fits:  # nothing is gained by knowing more
+        if all_fits:  # knowing further batches gains nothing
             lookahead = min(batches, 1 + (division.left - everything) // _LOOKAHEAD_SHARE // ahead, 4)
         else:
             lookahead = min(MOST_BATCHES, _MOST_LOOKAHEAD, batches, 1 + division.left // _LOOKAHEAD_SHARE // ahead)
@@ -483,7 +483,7 @@ def rows_of(store: Store, asked: npt.ArrayLike | str | None, name: str = "input_
         return found[np.argsort(_numbers_of_rows(store, found))] if is_ordered else found
     try:
         given = np.arange(count) if asked is None else np.asarray(asked)
-    except (TypeError, ValueError):  # such as graphs themselves
+    except (TypeError, ValueError):  # for instance graphs instead of numbers
         given = np.empty(0)
     if given.dtype.kind == "b":
         if given.shape != (count,):

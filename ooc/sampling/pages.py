@@ -330,7 +330,7 @@ class PagedRows:
         finally:
             for ticket in tickets:
                 if ticket is not None:
-                    ticket.settle()  # nobody may free the memory before
+                    ticket.settle()  # before that the memory must not be freed
         held, staying = free[:used], np.concatenate([kept[:0], *stayed])
         self._frame_of[missing[staying]] = held
         self._page_in[held] = missing[staying]
@@ -349,7 +349,7 @@ class PagedRows:
         next_use[frames[present]] = uses.next[present]
         held = np.bincount(next_use, minlength=_FREE + 1)[:_FREE]
         total = np.cumsum(held + np.bincount(later, minlength=_FREE))
-        limit = int(np.searchsorted(total, room, side="right"))  # those of later uses have no room
+        limit = int(np.searchsorted(total, room, side="right"))  # pages used later than this have no room
         room_at_limit = room - (int(total[limit - 1]) if limit else 0)
         surplus, kept = (next_use > limit) | (next_use == _FREE), later < limit
         if limit < _FREE:

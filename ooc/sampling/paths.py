@@ -84,7 +84,7 @@ def find_near(sources: Ints, degrees: Ints, hops: int, most: int) -> Ints:
     count, done, pairs = len(degrees), 0, np.empty(most, dtype=np.int64)
     starts = np.cumsum(degrees) - degrees
     for first, stop in pieces((np.cumsum(count_walks(sources, degrees, hops)), _WALKS)):
-        found = np.arange(first, stop) * (count + 1)  # every node with itself
+        found = np.arange(first, stop) * (count + 1)  # mark every node as near itself
         for _ in range(hops):
             targets, through = np.divmod(found, count)
             ways = degrees[through]

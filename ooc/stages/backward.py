@@ -83,7 +83,7 @@ def backward_steps(program: Program) -> list[Step]:
         learns = pulls or stage in program.schedule.learnt or (below is not None and below.finds_upstream)
         if program.schedule.backward_of(stage) or learns:
             steps += [*recompute_steps(program, stage), _backward(program, stage)]
-    # Embeddings that no backward has stepped are stepped by themselves.
+    # Embeddings that no backward stage steps get a stage of their own.
     return [*steps, *(_step(program, at) for at in program.schedule.learnt if not program.steps_in_backward(at))]
 
 
@@ -240,7 +240,7 @@ def tile_backward(program: Program, stage: int) -> Callable[[GradientRows, Known
         for value, name, scaling in incoming:
             gradient = typed(tile.inputs[name], context.network.dtype)
             if scaling is not None:
-                scale = context.scale(gradient, tile, scaling, after=True)  # which is nowhere zero
+                scale = context.scale(gradient, tile, scaling, after=True)  # the scale is nowhere zero
                 gradient = gradient if scale is None else gradient / scale
             gradients.add(value, shaped(gradient, value.tail))
         for value, used, stop, done in followed:
@@ -337,7 +337,7 @@ def step_of_rows(program: Program, stage: int) -> Callable[[Tile, Tensor], Tenso
         rows_RD, kept = stepping.optimizer.step(
             tile.inputs[name], gradient_RD, kept, lr=stepping.lr, number=stepping.number
         )
-        tile.diverged = bool((rows_RD * 0).sum() != 0)  # a tenth of the time that isfinite takes
+        tile.diverged = bool((rows_RD * 0).sum() != 0)  # takes a tenth of the time of isfinite
         return {name: rows_RD, **dict(zip(states, kept, strict=True))}
 
     return stepped

@@ -79,7 +79,7 @@ class StageBuilder(StageContext):
         recomputed = {*recomputable(schedule), *({0} if schedule.of_constants.issuperset(waiting.get(0, ())) else ())}
         found = {stage: tuple(map(program.names.value, values)) for stage, values in waiting.items()}
         messages = [a for a in first_messages_of(schedule) if program.recomputation.made_for(a) is None]
-        if messages and self.on_device:  # on the CPU nobody has looked at what it is worth
+        if messages and self.on_device:  # not measured on the CPU
             found[0] = tuple(program.names.of("m", aggregate) for aggregate in messages)
             recomputed.add(0)
         return tuple(Kept(stage, matrices, stage in recomputed) for stage, matrices in sorted(found.items()))

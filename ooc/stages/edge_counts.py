@@ -66,7 +66,7 @@ class EdgeCounts:
             return [*offsets[:-1:tile_rows].tolist(), int(offsets[-1])]
         if self.store is None:
             assert self._spread is not None
-            return self._spread(tile_rows)  # alike in both directions
+            return self._spread(tile_rows)  # the same in both directions
         indptr, indices = self.store.topology(direction.value)
 
         def read() -> Sequence[int]:
@@ -87,7 +87,7 @@ class EdgeCounts:
         given, store = (direction, rows, others, tile_rows, edges_at_once, pads, apart), self.store
         if store is not None and direction.of_edges:
             return self._once(given, lambda: count_sums(store, *given))
-        # Only degrees are known: an entry for each edge out of the rows is the most.
+        # Only degrees are known: an entry per out-edge is an upper bound.
         reverse = None if store is None else reverse_of(store, direction)
         return self.of_tiles(reverse or Direction.OUT, tile_rows)
 
@@ -139,7 +139,7 @@ def count_sums(
 ) -> Sequence[int]:
     """Return the entries of partial sums, as ``EdgeCounts.scattered``, read from the store."""
     (_, indices), nodes = store.topology(direction.value), store.neighbours(direction.value)
-    behind = nodes if apart or are_between_types(store, direction) else 0  # so that no neighbour is a row of the tile
+    behind = nodes if apart or are_between_types(store, direction) else 0  # then no neighbour is a row of the tile
     added = np.zeros(-(-others // tile_rows) + 1, dtype=np.int64)
     for start, _, offsets in _sweep(store, direction, rows, tile_rows):
         neighbours = torch.from_numpy(indices.read(int(offsets[0]), int(offsets[-1])))

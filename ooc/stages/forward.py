@@ -158,7 +158,8 @@ def materialise(
 
     loaded = {v: names.value(v, recipe.recomputed.get(v)) for v in recipe.leaves}
     places = places_of(recipe, pulled if is_scaled else None, stored)
-    stops = {v: active.training_rows(recipe.reach.get(v, EVERYWHERE)) for v in recipe.order}  # of tiles that need it
+    # For tiles that need the value.
+    stops = {v: active.training_rows(recipe.reach.get(v, EVERYWHERE)) for v in recipe.order}
     computed = [(v, rows_in(v), stops[v], v in recorded, places.get(v)) for v in recipe.order]
     done_with = last_uses(recipe.order, rows_in, kept_beyond(recipe))
 

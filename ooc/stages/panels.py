@@ -72,8 +72,8 @@ class PanelSums:
             tile.inputs = {}
             tile.factors = {}
             self._sum = tile
-            if tile.stop - tile.start < self._rows:  # others follow, and what a tile found may be a view of something
-                for at, (summed, gradient) in enumerate(tile.gradients):  # one by one, before there are those of others
+            if tile.stop - tile.start < self._rows:  # more tiles follow, and gradients may be views
+                for at, (summed, gradient) in enumerate(tile.gradients):  # one at a time, to save memory
                     tile.gradients[at] = summed, gradient.clone()
             return
         before.start, before.stop = min(before.start, tile.start), max(before.stop, tile.stop)

@@ -219,7 +219,7 @@ class Program:
         values = sum(columns[name] for name in names if name != self.context.sparse) + 2 * sum(stores.values())
         if pull is not None and isinstance(kernel, AnyScaling):
             basic = kernel.basic
-            scalings = (not basic.plain) + basic.normalized  # of a row on its way to a sum
+            scalings = (not basic.plain) + basic.normalized  # how often a row is scaled on its way to a sum
             values += (2 * scalings + 3 * (basic.loop_weight is not None)) * columns[pull.source]
         if scoring:
             values += scored * self.schedule.output.columns
@@ -299,11 +299,12 @@ class Program:
         for value, done in zip(differentiated, done_with, strict=True):
             have(used := schedule.used_backward(value))
             gradients.pop(value, None)
-            if isinstance(value, Projection) and value.product.dtype is None:  # its own gradient comes first
+            if isinstance(value, Projection) and value.product.dtype is None:  # the weight's gradient is computed first
                 make(value.columns)
                 for one in done:
                     known.pop(one, None)
-            added = sum(gradients.get(source, 0) for source in value.inputs)  # to those that are there, making others
+            # Adding to existing gradients allocates new ones.
+            added = sum(gradients.get(source, 0) for source in value.inputs)
             drawn = isinstance(value, Dropout) and value not in tape
             unpacked = any(isinstance(need, Signs) for need in used)
             make(_columns_at(value) + added + 2 * value.columns * (drawn or unpacked))
@@ -371,7 +372,7 @@ class Program:
             elif shared is not None:
                 found.append((value, names.of("dp", shared), shared.scaling))
         for aggregate in (barrier for barrier in schedule.barriers if isinstance(barrier, EdgeAggregate)):
-            brought = aggregate.brought if aggregate.before is None else None  # which gets the others' sum
+            brought = aggregate.brought if aggregate.before is None else None  # the first one gets the sum of all
             ends = [("dt", brought), *([("dm", aggregate.source)] if isinstance(aggregate, Opaque) else [])]
             for kind, end in ends:
                 if end is not None and end.trains and schedule.stage[end] == stage:
@@ -432,9 +433,9 @@ def _made_columns(value: Value, differentiated: bool, *, on_device: bool) -> int
         return 5 * max(value.columns, value.source.columns) + value.inner_columns
     if isinstance(value, Rowwise):
         return (3 if differentiated else 2) * value.columns + value.inner_columns
-    if isinstance(value, Noise):  # two numbers of 64 bits for each, and what is made of them
+    if isinstance(value, Noise):  # two 64-bit numbers for each, and the results
         return 10 * value.columns
-    if isinstance(value, Dropout):  # what is kept, by a byte each on a device
+    if isinstance(value, Dropout):  # the mask, a byte for each on a device
         return value.columns - (-value.columns // 4 if on_device else -value.columns)
     return value.columns
 

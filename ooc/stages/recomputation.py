@@ -116,7 +116,7 @@ class Recomputation:
         if backward in self._messages:
             messages[backward].add(self._messages[backward])
         found: list[Forward] = []
-        for stage in range(schedule.last - 1, -1, -1):  # what a stage asks for comes of earlier ones
+        for stage in range(schedule.last - 1, -1, -1):  # a stage's needs come from earlier ones
             kept, pulled = in_order(values[stage]), in_order(messages[stage])
             if not kept and not pulled:
                 continue

@@ -82,7 +82,7 @@ class Schedule:
     def __init__(self, output: Value, *, training: bool, recompute: bool) -> None:
         self.output = output
         self.values = values_of(output)
-        if training:  # and what the rectifiers among them may need for their gradients
+        if training:  # with the signs that rectifiers may need for gradients
             signs = [value.signs for value in self.values if isinstance(value, Rectified)]
             self.values = list(in_order([*self.values, *signs]))
         self.users: dict[Value, list[Value]] = {value: [] for value in self.values}
@@ -115,7 +115,7 @@ class Schedule:
 
     def _enter(self, value: Value) -> None:
         if is_constant(value):
-            self.stage[value] = self.spaces.index(value.space)  # the first over its rows
+            self.stage[value] = self.spaces.index(value.space)  # the first stage over its rows
             return
         if isinstance(value, Signs):
             self.stage[value] = self.stage[value.source]
@@ -360,7 +360,7 @@ class Schedule:
             path = self._linear_path(stage)
             self.kept.add(value if value in path else path[-1])
             recipe = self.recipe([value])
-            if recipe.pulled:  # what was pulled has several users
+            if recipe.pulled:  # the pulled matrix has several users
                 self.kept.add(path[0])
                 recipe = self.recipe([value])
         if value in self.kept:

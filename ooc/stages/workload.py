@@ -109,7 +109,7 @@ def describe_workload(
         pulled_itemsize=itemsize,
         threads=threads,
         tasks_ahead=ahead,
-        # Weights are of the type that is summed, and would be rounded to it.
+        # Weights have the dtype of the sums, and would be rounded to it.
         sums_as_kept=sums_rows_of(spill_dtype, network.dtype) and not any(s.basic.weighted for s in network.scalings),
         dtype=str(network.dtype).removeprefix("torch."),
         recomputed=tuple(

@@ -174,7 +174,7 @@ class LearntRows:
             self._check_shared(self._folder)
         for name, array in self.arrays.items():
             array.paths = paths[name]
-            if self._folder is None and self._ranks.rank:  # the files last as long as this process wants them
+            if self._folder is None and self._ranks.rank:  # the files must last as long as this process uses them
                 opened = [os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in paths[name]]
                 self._descriptors += opened
                 array.paths = [Path(f"/proc/self/fd/{descriptor}") for descriptor in opened]
@@ -258,7 +258,8 @@ class LearntRows:
                     write_at(file.fileno(), data, place.offset)
                     checksum = google_crc32c.extend(checksum, data)
                     nbytes += block.nbytes
-                    if panel % _PANELS_BETWEEN_FLUSHES == 0 or panel == part[-1]:  # else more waits in the page cache
+                    # Or the page cache would fill with unwritten pages.
+                    if panel % _PANELS_BETWEEN_FLUSHES == 0 or panel == part[-1]:
                         os.fdatasync(file.fileno())
                         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             array.crcs[0] = joined_checksum(self._ranks, checksum, nbytes) or 0

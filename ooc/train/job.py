@@ -304,7 +304,7 @@ class Job:
             fixed_device += self.state.step_bytes - self.state.spared_bytes + (0 if resources.on_device else pieces)
         kept = workload.kept
         if self._spill_dtype != network.dtype:
-            # What is computed again comes of rounded values: then the plan would change results.
+            # Recomputing from rounded values would make results depend on the plan.
             kept = tuple(replace(one, recomputable=False) for one in kept)
         return replace(
             workload,
@@ -350,8 +350,8 @@ def store_of_statistics(graph: GraphStatistics) -> Store:
         "train_hops": reached,
         "source": {"statistics": graph.source},
     }
-    path, arrays = Path(f"graph {graph.name}"), {}  # where nothing is, and nothing is looked for
-    for name, shape in array_shapes(attributes).items():  # as ``ooc convert`` would write them but for their content
+    path, arrays = Path(f"graph {graph.name}"), {}  # a path that is never accessed
+    for name, shape in array_shapes(attributes).items():  # as ``ooc convert`` would write them, without content
         dtype = graph.feature_dtype if name == "x" else "bool" if name.startswith("split/") else "int64"
         if name.endswith("/indices") and graph.nodes <= 2**31:
             dtype = "int32"

@@ -147,7 +147,7 @@ def resolve_loss(
                     f"loss {kind.__name__}: its {name} {list(buffer.shape)} is not one number a label, [{labels}]; "
                     "weights of nodes may be a column of y, for a loss of your own"
                 )
-        if spread and kind is not nn.BCEWithLogitsLoss:  # which torch refuses
+        if spread and kind is not nn.BCEWithLogitsLoss:  # torch refuses that
             raise ModelError(spread)
         count, total = store.split_sizes["train"] * labels, _reduced(loss, place, "sum")
         weight: Callable[[Tensor], float] | None = BY_LABELS
@@ -163,7 +163,7 @@ def resolve_loss(
         try:
             return _tried(loss, _in_shapes(loss, *shapes), store, columns, dtype, place)
         except ModelError as error:
-            if error.__cause__ is None:  # else torch refuses such shapes, and a script makes others of them before
+            if error.__cause__ is None:  # otherwise torch itself refuses such shapes
                 raise ModelError(spread) if spread else error from None
     return _tried(loss, loss, store, columns, dtype, place)
 
@@ -270,7 +270,7 @@ def _cross_entropy(loss: nn.CrossEntropyLoss | nn.NLLLoss, store: Store, outputs
     plain = loss.weight is None and loss.ignore_index < 0
     of_rows: Callable[[Tensor], float] | None = BY_ROWS
     divisor = float(store.split_sizes["train"])
-    if not plain:  # what torch divides the mean over rows by
+    if not plain:  # torch divides the mean over rows by the class weights
         of_rows = partial(_weight_of_classes, loss)
         counts = training_classes(store)
         if 0 <= loss.ignore_index < store.num_classes:
@@ -359,7 +359,7 @@ def _tried(
     is_number, numbers = False, _numbers_of(own)
     trials = [*_tried_labels(store, dtype, generator)]
     if task is Task.VALUES and not _takes(loss, trials, torch.zeros(_TRIED_ROWS, outputs, dtype=dtype), place):
-        trials = _some_labels(store, dtype)  # as where one column is a class
+        trials = _some_labels(store, dtype)  # for example one column of classes
     many = min(_MOST_TRIED, max(_TRIED_ROWS + 1, _TRIED_OUTPUTS // outputs))
     trials += [torch.cat(trials)[torch.arange(many) % (_TRIED_ROWS * len(trials))]]
     for trial, labels in enumerate(trials):
@@ -371,7 +371,7 @@ def _tried(
         together, apart = _together_and_apart(loss, name, outputs_rC.to(place), labels.to(place))
         if len(columns) > 1 and not trial:
             _check_all_used(name, shaped, results_in(outputs_rC.to(place)), labels.to(place))
-        if together.isnan().any():  # which would tell nothing, as where it takes logarithms of probabilities
+        if together.isnan().any():  # no conclusion, for instance for logarithms of probabilities
             outputs_rC = fractions(outputs_rC)
             together, apart = _together_and_apart(loss, name, outputs_rC.to(place), labels.to(place))
         is_number |= bool(together.isfinite().any())
@@ -395,7 +395,7 @@ def _tried(
         try:
             with logarithms_of_reported_sizes(), ReportedSizes(len(labels), widths, ratio, reporting):
                 found = loss(outputs_rC.to(place), labels.to(place))
-        except Exception:  # of the user's code, which may make tensors of these sizes
+        except Exception:  # the user's code may raise anything
             continue
         if found.shape == together.shape and not torch.allclose(found, together, rtol=0, atol=0, equal_nan=True):
             raise ModelError(f"loss {name} goes another way by how many rows it is given, which come some at a time")
@@ -470,8 +470,8 @@ def _tried_labels(store: Store, dtype: torch.dtype, generator: torch.Generator) 
             for _ in range(_LEAST_TRIALS):
                 values = torch.randn(shape, generator=generator, dtype=dtype)
                 yield values
-                yield values.abs()  # a logarithm is no number of others
-                yield torch.randint(-1, 2, shape, generator=generator).to(dtype)  # what often stands for no value
+                yield values.abs()  # for losses that take logarithms
+                yield torch.randint(-1, 2, shape, generator=generator).to(dtype)  # -1 often means a missing value
                 yield 10 * values
 
 
@@ -480,7 +480,7 @@ def _takes(loss: RowsLoss, trials: Sequence[Tensor], outputs_rC: Tensor, place: 
     try:
         for labels in trials:
             loss(outputs_rC.to(place), labels.to(place))
-    except Exception:  # of the user's code
+    except Exception:  # the user's code may raise anything
         return False
     return True
 

@@ -151,7 +151,7 @@ def _macro_f1(counts_3C: npt.NDArray[np.int64], *, every_label: bool) -> float |
     """Return the mean F1 score of the classes that occur in the split or among its predictions, or of all labels of
     multilabel nodes, where a label that never occurs and is never predicted scores 0, as in scikit-learn."""
     hits_C, predictions_C, occurrences_C = counts_3C
-    both_C = predictions_C + occurrences_C  # twice the true positives, and all that is false
+    both_C = predictions_C + occurrences_C  # twice the true positives, and all false ones
     counted = (both_C > 0) | every_label
     scores = 2 * hits_C[counted] / np.maximum(both_C[counted], 1)
     return float(scores.mean()) if len(scores) else None
@@ -163,7 +163,7 @@ def _confusion(outputs_rC: Tensor, labels: Tensor) -> Tensor:
         predicted, actual = (outputs_rC > 0) & ~labels.isnan(), labels > 0.5
         return torch.stack([(predicted & actual).sum(dim=0), predicted.sum(dim=0), actual.sum(dim=0)])
     classes, chosen = outputs_rC.shape[1], largest_columns(outputs_rC)
-    hits = labels.masked_fill(chosen != labels, classes)  # one class more, for the others
+    hits = labels.masked_fill(chosen != labels, classes)  # an additional class for all others
     return torch.stack([_occurrences(of, classes + 1)[:classes] for of in (hits, chosen, labels)])
 
 
@@ -308,7 +308,7 @@ def make_scorer(store: Store, metric: Metric | None, *, rows: int, outputs: int,
             each = "class" if of_classes else "label"
             needs = f"metric {metric.value} needs {needed}, one a {each}; leave it out for no scores"
             raise OptionError(f"the model has {outputs} outputs, {needs}")
-        return Scorer(None, 0)  # a loss of one's own knows what they mean
+        return Scorer(None, 0)  # only the user's own loss knows their meaning
     return RankingScorer(store, metric, rows, dtype) if metric.ranked else Scorer(metric, outputs)
 
 

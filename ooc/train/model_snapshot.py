@@ -326,7 +326,8 @@ def _user_functions_in(value: object, depth: int = 2) -> list[FunctionType]:
     if not isinstance(value, FunctionType):
         return []
     module = value.__module__ or ""
-    is_pythons = module.partition(".")[0] in sys.stdlib_module_names  # which have caches, as of regular expressions
+    # These have caches, for instance of regular expressions.
+    is_pythons = module.partition(".")[0] in sys.stdlib_module_names
     return [] if is_pythons or module.startswith(FIXED_PACKAGES) else [value]
 
 
@@ -372,7 +373,7 @@ def external_references(function: FunctionType) -> Iterator[tuple[str, object]]:
 
 
 def _buffers_read_as_numbers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    from torch_geometric.nn import GINConv, GINEConv  # stores are converted where PyG is missing, too
+    from torch_geometric.nn import GINConv, GINEConv  # conversion must work without PyG
 
     for path, module in model.named_modules():
         if isinstance(module, (GINConv, GINEConv)) and not isinstance(module.eps, nn.Parameter):
@@ -432,10 +433,10 @@ def _canonical(value: Any, depth: int = _MOST_DEPTH, *, weights: bool = False) -
         return value.co_code, value.co_names, [_canonical(one, depth) for one in value.co_consts]
     if isinstance(value, (staticmethod, classmethod, MethodType)):
         return _canonical(value.__func__, depth)
-    if isinstance(value, AveragedModel):  # its weights are those of the model as it is first averaged
+    if isinstance(value, AveragedModel):  # its weights are set when it is first averaged
         return _canonical([value.avg_fn, value.multi_avg_fn, value.use_buffers, value.n_averaged], depth)
     name = getattr(value, "__qualname__", type(value).__qualname__)
-    # Of packages whose versions are compared.
+    # Objects of packages whose versions are compared.
     is_nobodys = isinstance(value, FunctionType) and (value.__module__ or "").startswith(FIXED_PACKAGES)
     if depth <= 0 or is_nobodys or isinstance(value, (type, Optimizer)):
         return name

@@ -122,11 +122,11 @@ class StateOnDisk:
         self.step_bytes = (most + _OF_A_STEP) * PIECE * itemsize
         """Further bytes of a piece while it is stepped."""
         self._files: list[OpenFile] = []
-        self._current: int | None = None  # None: nothing has been stepped, and nothing is there
+        self._current: int | None = None  # None: no step was made yet, and no file has state
         self._saved: int | None = None
         self._crcs: dict[int, list[int]] = {}
         self._half_done = False
-        self._seen: object = None  # what the optimizer has in memory, as it was after the last step
+        self._seen: object = None  # the optimizer's state in memory after the last step
 
     # ---- files -----------------------------------------------------------------------------------------------
 

@@ -229,7 +229,7 @@ class Prediction(Predictions):
         resources, network, _ = lowered(savings=(Saving.FIRST_AGGREGATION,))
         once, output = network.aggregated_once, network.evaluation
         is_missing = any(find_aggregation(store, one, network.dtype) is None for one in once)
-        # The features of all are not aggregated for some nodes' sake, nor for no other computation's.
+        # Aggregating all features is not worth it for some nodes, or for a single use.
         if (nodes is not None and is_missing) or (isinstance(output, Aggregate) and output.once):
             resources, network, _ = lowered(savings=())
         least = 1 if learnt is None else 0

@@ -130,7 +130,8 @@ class Resources:
         if store.types is not None:
             features, nodes = max(store.types.features.values()), max(store.types.nodes.values())
         if x is not None and not (network and network.makes_dense):
-            shapes = [shape[:-1] if shape[1:] == (features,) else shape for shape in shapes]  # what multiplies them
+            # These multiply the features.
+            shapes = [shape[:-1] if shape[1:] == (features,) else shape for shape in shapes]
             features = 2 * ceil(x.entries / store.num_nodes)
         columns = max([features, learnt, *chain.from_iterable(shapes)])
         both_sides = max([features, learnt, *map(sum, shapes)])
@@ -190,7 +191,7 @@ class Resources:
         (device_bytes, host_bytes, _), threads = torch.stack([*numbers]).amin(0).tolist(), [int(n[2]) for n in numbers]
         limits, hardware, link = ranks.from_first(
             lambda: (own, self.hardware, self.link)
-        )  # then all of them plan alike
+        )  # so that all processes make the same plan
         limits = replace(limits, device_bytes=device_bytes, host_bytes=host_bytes, processes=ranks.most_on_a_machine)
         ranks, limits = self._linked(ranks, limits, hardware, link)
         shared: dict[str, Any] = {"limits": limits, "hardware": hardware, "ranks": ranks, "threads": max(threads)}
@@ -368,7 +369,7 @@ def find_device(name: str | torch.device | Device) -> Device | None:
     if find_spec("triton") is None:
         raise OptionError("device cuda sums neighbours by triton, which is not installed; pip install triton")
     _take_own_gpu()
-    return Cuda(torch.cuda.current_device())  # kernels of Triton are launched there, wherever their tensors are
+    return Cuda(torch.cuda.current_device())  # Triton launches kernels there, wherever tensors are
 
 
 def _take_own_gpu() -> None:

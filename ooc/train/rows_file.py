@@ -89,7 +89,7 @@ class RowsFile:
             self._file = open_alone(self._rows_path, wait=False)
         except BlockingIOError:
             raise OptionError(f"another process{lock_holder(self._rows_path)} is writing {path}") from None
-        self._remove(self._partial)  # of a process that was killed
+        self._remove(self._partial)  # left by a killed process
         header = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(self._file, header)
         self._file.flush()
@@ -124,7 +124,7 @@ class RowsFile:
                 case ".parquet":
                     self._write_parquet(names, block_bytes, values)
             flush_all([made])
-            if made == self._partial:  # before the name is given, or a power cut might leave it for good
+            if made == self._partial:  # before the rename, or a power cut might leave it
                 self._rows_path.unlink(missing_ok=True)
             if not (made.is_dir() and os.path.lexists(self.path)):
                 made.replace(self.path)
@@ -182,7 +182,7 @@ class RowsFile:
 
     def close(self) -> None:
         """Remove an unfinished table."""
-        if not self._file.closed:  # until then nobody else writes here
+        if not self._file.closed:  # until then no other process writes here
             self._remove(self._partial)
             self._rows_path.unlink(missing_ok=True)
             self._file.close()

@@ -152,7 +152,7 @@ def prepare(
     state = None
     if optimizer is not None and not scoring_only:
         state = partial(_state_on_disk, network, resources, optimizer, optimizer_state, state_folder)
-    # Scoring and training compute the same: one pass does both. Where weights are averaged, they do not.
+    # Where scoring and training compute the same, one pass serves both; not where weights are averaged.
     both = Saving.SHARED_FORWARD in savings and network.same_in_evaluation and not (averaging.active or scoring_only)
 
     def programs(builder: StageBuilder) -> dict[str, list[Step]]:
@@ -197,7 +197,7 @@ def size_lazy_parameters(model: nn.Module, setting: Setting) -> None:
     from ooc.model.layers.decoders import LinkPredictor
     from ooc.model.lowering.tracing import initialize  # both import PyG
 
-    if setting.in_columns:  # else there is nothing to train on, which is told by others
+    if setting.in_columns:  # otherwise nothing can be trained, and a later check says so
         initialize(model.encoder if isinstance(model, LinkPredictor) else model, setting)
 
 
@@ -273,10 +273,10 @@ def lower_model(
     asked: dict[str, Any] = {"num_classes": classes, "active": active_rows, "edges_per_row": edges_per_row}
     lowered = partial(lower, model, setting, trains=trains, **asked)
     resources = given.for_model(model, store, None, learnt=widest)
-    with one_thread():  # layers are tried on small graphs, by thousands of operators that would wait for each other
+    with one_thread():  # layers are run on small graphs: thousands of small operators
         network = lowered()
         known = given.for_model(model, store, network, learnt=widest)
-        if known.tile_rows != resources.tile_rows:  # tiles are lower by what the model is found to be
+        if known.tile_rows != resources.tile_rows:  # the lowered model needs lower tiles
             resources, network = known, lowered()
     by_rows = given.on_device and not given.tile_rows
     resources = resources.for_rows_of(*_row_bytes(network, store, active_rows(network.hops)) if by_rows else (1, 1))

@@ -93,7 +93,7 @@ class SharedJob(Job):
         workload = replace(workload, fixed_host_bytes=host_bytes, fixed_device_bytes=device_bytes)
         if not self._shares:
             return workload
-        # What is shuffled by way of files is another process's as well.
+        # Rows shuffled through files may belong to another process.
         halos, known = self._halo_rows, workload.topologies.items()
         topologies = {side: replace(one, halo_rows=halos.get(side) or None) for side, one in known}
         share = Share(0, self._shares)
@@ -161,7 +161,7 @@ class SharedJob(Job):
         even_s = first_s / of_machine - own[0] if self._sharded else 0.0
         done = [max(1e-9, even_s + one) for one in own]
         forecast_s = max(1e-9, first_s * sum(done) / len(done) / done[0])
-        # Of a device's seconds some are the wires'.
+        # Part of a device's time is spent on transfers.
         unlike_s = 0.0 if on_device else abs(mean_s - self._slowness * forecast_s)
         is_unlike = unlike_s >= max(_UNLIKE * mean_s, _WORTH_PLANNING_S)
         if is_unlike:

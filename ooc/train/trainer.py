@@ -159,7 +159,7 @@ class Trainer:
                     zero_gradients(self._prepared.network)
                     break
                 if self._learnt is not None and self._learnt.rate(self.optimizer) != self._learnt.stepping.lr:
-                    loss = self._loss_and_gradients(scored=False)  # which steps its rows by the rate as it is now
+                    loss = self._loss_and_gradients(scored=False)  # an embedding's rows take the current learning rate
             if not allow_nonfinite:
                 state.check_loss(loss)
             self._step()
@@ -189,7 +189,8 @@ class Trainer:
             return
         assert isinstance(self._planned, SharedJob), "there are several processes"
         program = record.passes[0].program
-        a_thread = self._planned.resources.threads / self._planned.resources.own_threads  # some have fewer than planned
+        # Some processes have fewer threads than planned.
+        a_thread = self._planned.resources.threads / self._planned.resources.own_threads
         of_threads_s = sum(item.compute_s for item in record.passes) * a_thread
         taken_s = exchange.of_all(of_threads_s if self._prepared.device is None else exchange.device_s(program))
         if not self._planned.rebalance(program, taken_s):
@@ -215,7 +216,7 @@ class Trainer:
         self._objective.begin()
         zero_gradients(self._prepared.network)
         for parameter in self.model.parameters():
-            if not parameter.requires_grad:  # which an optimizer would step by what a training before left there
+            if not parameter.requires_grad:  # or an optimizer would use an earlier training's gradient
                 parameter.grad = None
         with self._prepared.network.summing_gradients():
             program = "train_and_score" if scored else "train"
@@ -551,7 +552,7 @@ class Trainer:
         """
         _check_autocast()
         check_model(model, graph)
-        as_given, model = model, getattr(model, "_orig_mod", model)  # by torch.compile, which hides its arguments
+        as_given, model = model, getattr(model, "_orig_mod", model)  # torch.compile hides the arguments
         check_whole(seed, name="seed", least=0)
         check_whole(average_from, name="average_from")
         check_number(input_dropout, name="input_dropout")
@@ -627,13 +628,13 @@ class Trainer:
                 self._learnt = LearntRows(embedding, graph, dtype_of(model), **given)
             self._size_lazy_parameters(ignore_edge_data)
             ranks.share(model)
-            # Of a model without parameters, that of none, whose learning rate an embedding goes by.
+            # A model without parameters gets an empty optimizer, whose learning rate an embedding uses.
             self.optimizer = optimizer or torch.optim.Adam(
                 [*model.parameters()] or [nn.Parameter(torch.empty(0))], lr=0.01
             )
             self._schedules = Schedules(scheduler, self.optimizer, rising=self.metric.higher_is_better)
             self._averaging = Averaging(as_given, average, average_from)
-            stepped = self.optimizer  # for who must not hold the trainer
+            stepped = self.optimizer  # so that the closure does not refer to the trainer
             self._asked = asked | {
                 "metric": None if metric is None else self.metric,
                 "averaging": self._averaging,
@@ -650,7 +651,7 @@ class Trainer:
             if not self._is_traced:
                 self._snapshot = ModelSnapshot(model, around=False)
             self._run = out
-            if out is not None:  # what lists of runs show (ooc runs)
+            if out is not None:  # shown by ooc runs
                 out.config |= {"scored_by": self.metric.value, "model_class": type(model).__name__, "graph": graph.name}
                 kept_otherwise = ("seed", "optimizer_state", "threads")
                 settings = {name: one for name, one in settings.items() if name not in kept_otherwise}
@@ -660,14 +661,14 @@ class Trainer:
             self._state = TrainingState(model, *parts, self._kept, on_disk, ranks, made_of, listener)
             held = getattr(self, "_session", None), self._learnt, self._kept, self._run
             dropped = weakref.finalize(self, _close_dropped, type(model).__name__, *held)
-            dropped.atexit = False  # the process gives everything back by itself
+            dropped.atexit = False  # at exit the system frees everything
 
     def _ready(self, resources: Resources, models: list[nn.Module]) -> None:
         """Plan, and prepare the session; ``models``: all whose weights it reads."""
         job = self._job(resources)
         self._planned, self._objective, self._scorer = job, job.objective, job.objective.scorer
         by_itself: dict[str, Any] = {"ranks": ALONE, "threads": job.resources.own_threads, "threads_by_rank": ()}
-        self._resources = replace(job.resources, **by_itself)  # each predicts so
+        self._resources = replace(job.resources, **by_itself)  # each process predicts by itself
         self._prepared = job.ready()
         self._stepped = self._prepared.network.parameters
         self._kept = job.state
@@ -732,7 +733,7 @@ def _further_inputs(model: nn.Module, graph: Any, listener: Listener) -> tuple[s
 
     The user is told which of them are optional, since they may not be meant to be used.
     """
-    parts = _parts_of(graph)  # which holds what it is a part of
+    parts = _parts_of(graph)  # a part refers to its whole
     part: Any = next(parts, None)
     if not hasattr(part, "is_node_attr") or hasattr(graph, "node_types"):
         return ()
@@ -745,7 +746,7 @@ def _further_inputs(model: nn.Module, graph: Any, listener: Listener) -> tuple[s
         value: Any = part.get(name)
         of_numbers = isinstance(value, Tensor) and value.layout is torch.strided and value.dtype is not torch.bool
         is_row = of_numbers and value.dim() in (1, 2) and not name.endswith(("_mask", "_idx"))
-        if is_row and part.is_node_attr(name):  # PyG before 2.7 asks for the size of adj_t in vain
+        if is_row and part.is_node_attr(name):  # PyG before 2.7 may fail on adj_t
             found.append(name)
     if optional := [name for name in found if name in takes and takes[name].default is not Parameter.empty]:
         names = " and ".join(optional)
@@ -801,7 +802,7 @@ def _open_graph(
         )
     except BaseException as error:
         temporary.cleanup()
-        if isinstance(error, BudgetError):  # whose words are those of a conversion
+        if isinstance(error, BudgetError):  # the message is worded for a conversion
             raise BudgetError(str(error).replace("host budget", "memory").replace("host_budget", "memory")) from error
         raise
     return temporary, store

@@ -82,7 +82,8 @@ class ThreadEngine(Engine):
             if span.file is not file:
                 file = span.file
                 if file not in batches:
-                    refused = file.direct < 0 if isinstance(file, OpenFile) else call.writing  # without opening it
+                    # Decided without opening the file.
+                    refused = file.direct < 0 if isinstance(file, OpenFile) else call.writing
                     batches[file] = None if self._queued is None or refused else Batch(call, file, bulk=bulk)
                 batch = batches[file]
             whole_bytes = 0

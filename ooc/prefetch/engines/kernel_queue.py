@@ -39,7 +39,7 @@ _KEPT_QUEUES = 4
 """The most unused queues that are kept for later use with the same depth. Destroying one took the kernel 31 ms (it
 waits for a grace period), longer than all else in closing a small trainer."""
 _idle: dict[int, list[int]] = {}  # by depth
-os.register_at_fork(after_in_child=_idle.clear)  # they are the parent's
+os.register_at_fork(after_in_child=_idle.clear)  # they belong to the parent process
 
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
 _syscall.restype = ctypes.c_long
@@ -106,7 +106,7 @@ class Batch:
         if isinstance(self.file, OpenFile):
             self.descriptor = self.file.direct
         elif self.descriptor < 0:
-            with contextlib.suppress(OSError):  # the plain way meets the same error, and names it
+            with contextlib.suppress(OSError):  # the threads will get the same error, and name it
                 self.descriptor = open_direct(self.file.path, READ_ONLY)
         return self.descriptor >= 0
 
@@ -198,7 +198,7 @@ class KernelQueue:
     def close(self, *, is_idle: bool) -> None:
         """Wait for requests in progress and destroy the queue; if ``is_idle``, none are, and no result is unread."""
         context, self._context = self._context, 0
-        if not context or os.getpid() != self._process:  # a queue is of one process alone
+        if not context or os.getpid() != self._process:  # a queue belongs to one process
             return
         kept = _idle.setdefault(self._depth, [])
         if is_idle and len(kept) < _KEPT_QUEUES:
@@ -259,7 +259,7 @@ class QueueLane:
             self._fail_waiting(CLOSED)
             self._changed.notify()
         if self._counters.unanswered:
-            return  # to give the queue back the kernel would wait for it
+            return  # destroying the queue would wait for the disk
         self._thread.join()
         self._queue.close(is_idle=self._under_way == 0)
 
@@ -330,7 +330,7 @@ class QueueLane:
             while enough:
                 enough = self._collect_some(enough)
         except Exception as error:
-            # Tell every holder of a ticket, or they would wait for ever.
+            # Complete every ticket, or its holder would wait for ever.
             with self._lock, contextlib.suppress(OSError):
                 self._closed = True
                 reason = f"the kernel's queue broke: {error}"
@@ -345,7 +345,7 @@ class QueueLane:
         Returns how many to wait for next, 0 when all is done and closed.
         """
         with self._lock:
-            while self._under_way <= 0:  # fewer than none where an interruption came before some were counted
+            while self._under_way <= 0:  # negative if an interruption came before some were counted
                 if self._closed:
                     return 0
                 self._changed.wait(_LOOK_S)

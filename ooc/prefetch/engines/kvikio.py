@@ -134,7 +134,7 @@ class KvikioCalls(SystemCalls):
     def _registered(self, descriptor: int, flags: str) -> Iterator[Any]:
         """Register a file by its descriptor, since spill files have no name. KvikIO raises RuntimeError for any
         failure."""
-        os.fstat(descriptor)  # a closed file is an OSError here, whatever KvikIO would make of it
+        os.fstat(descriptor)  # raises OSError for a closed file, before KvikIO sees it
         try:
             with self._kvikio.CuFile(f"/proc/self/fd/{descriptor}", flags) as file:
                 yield file

@@ -73,7 +73,7 @@ class Call:
 
 def cut(start: int, nbytes: int, piece_bytes: int) -> list[tuple[int, int]]:
     """Yield start and length of parts of at most ``piece_bytes``."""
-    if 0 < nbytes <= piece_bytes:  # what small requests have no time to loop over
+    if 0 < nbytes <= piece_bytes:  # a fast path for small requests
         return [(start, nbytes)]
     end = start + nbytes
     return [(at, min(piece_bytes, end - at)) for at in range(start, end, piece_bytes)]
@@ -101,7 +101,7 @@ class Lane:
             try:
                 moved = self._threads.submit(self._move, call, start, nbytes)
                 moved.add_done_callback(partial(_fail_cancelled, call, start))
-            except RuntimeError:  # what a pool that is shut down raises
+            except RuntimeError:  # the pool has been shut down
                 call.fail(CLOSED, start)
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ def move(call: Call, start: int, nbytes: int, *, calls: SystemCalls, direct: boo
                     continue
                 except OSError as error:
                     if error.errno == EINVAL and descriptor != file.buffered:
-                        direct = False  # taken when the file was opened, refused now: coarser than a page
+                        direct = False  # accepted at opening, refused now: the disk needs a coarser alignment
                         continue
                     raise
                 if count <= 0:
@@ -146,7 +146,7 @@ def move(call: Call, start: int, nbytes: int, *, calls: SystemCalls, direct: boo
         call.fail(error.strerror or str(error), at)
         return
     except Exception as error:
-        # Nobody else will tell the ticket's holder, who would wait for ever.
+        # Otherwise the ticket's holder would wait for ever.
         call.fail(f"{type(error).__name__}: {error}", at)
         return
     counters.add(**{"write_bytes" if call.writing else "read_bytes": nbytes})

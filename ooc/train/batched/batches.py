@@ -110,7 +110,8 @@ class BatchTrainer(Trainer):
         super().__init__(model, graph, **options)
 
     def _extra_arguments(self) -> dict[str, Any]:
-        return {"accumulate": self._a_step, "threads": torch.get_num_threads()}  # by which torch's products round
+        # Torch's products round differently by number of threads.
+        return {"accumulate": self._a_step, "threads": torch.get_num_threads()}
 
     def _loader_options(self, model: nn.Module, resources: Resources, seed: int) -> dict[str, Any]:
         """Return the loader's options common to all kinds of batches.
@@ -173,7 +174,7 @@ class BatchTrainer(Trainer):
         loader, ranks, group = self.loader, self.ranks, self._a_step
         loader.epoch, before = epoch, loader.read_bytes
         count, waited, total = len(loader), 0.0, 0.0
-        self.model.zero_grad()  # of an epoch that was interrupted, and of what the optimizer does not step
+        self.model.zero_grad()  # left by an interrupted epoch, or of parameters without steps
         started = time.perf_counter()
         task = reported(self._listener, f"epoch {epoch + 1}", count, "batches")
         with (
@@ -195,11 +196,11 @@ class BatchTrainer(Trainer):
                             asked = time.perf_counter()
                             batch = next(batches)
                             waited += time.perf_counter() - asked
-                            # torch.manual_seed takes 8 ms: it writes down the stack for devices that are not there.
+                            # torch.manual_seed takes 8 ms: it records the stack for absent devices.
                             torch.default_generator.manual_seed(key_of(self._seed, epoch, number, _DROPOUT)[0])
                             try:
                                 loss = self._accumulate(batch, scale)
-                            except ValueError as error:  # torch's, as of a batch norm that is given one row
+                            except ValueError as error:  # raised by torch, for instance by a batch norm on one row
                                 raise ModelError(f"batch {number + 1} of epoch {epoch + 1}: {error}") from error
                             del batch
                     for found in gradients.add(loss, together):
@@ -394,7 +395,7 @@ class SampledTrainer(BatchTrainer):
         if any(isinstance(value, Aggregate) and value.scaling.basic.reversed for value in values_of(network.training)):
             raise ModelError("sums against the edges need out-edges, and a batch has in-edges of its nodes only")
         normalized, self._dtype = [scaling for scaling in network.scalings if scaling.basic.normalized], network.dtype
-        # Refuses what it cannot do before anything is read.
+        # Refuses unsupported models before anything is read.
         self._normalization = GcnNormalization(model, dict.fromkeys(normalized))
         self._scored_columns, self._takes_results = network.outputs, bool(network.result_columns)
         columns = network.result_columns or (network.training.columns,)
@@ -477,7 +478,7 @@ class SampledTrainer(BatchTrainer):
             self._session.close()
 
     def _start(self) -> None:
-        if self.ranks.rank:  # the first scores
+        if self.ranks.rank:  # only the first process scores
             self._snapshot.check()
         else:
             super()._start()

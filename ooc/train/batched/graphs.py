@@ -173,7 +173,7 @@ class GraphModel:
             ):
                 self(copy, batch)
         except (RuntimeError, NotImplementedError, TypeError, ValueError):
-            return 0  # as where it trains, which says so
+            return 0  # as in training, which reports it
         return int(watch.peak_bytes) + self.cast_bytes(most)
 
     def cast_bytes(self, most: Size) -> int:
@@ -245,7 +245,7 @@ class LargestNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta and not self._is_value(args[0]):
             return self._number(args[0])
-        if func is torch.ops.aten.bincount.default and args[0].is_meta:  # which torch has no meta kernel of
+        if func is torch.ops.aten.bincount.default and args[0].is_meta:  # torch has no meta kernel for it
             return args[0].new_empty(max(self._number(args[0]) + 1, *args[2:3]))
         if func is torch.ops.aten.index.Tensor:
             args = args[0], [place for index in args[1] for place in self._places(index)]
@@ -332,7 +332,8 @@ class GraphTrainer(BatchTrainer):
 
     def _size_lazy_parameters(self, ignore_edge_data: str) -> None:
         if any(map(is_lazy, self.model.parameters())):
-            GraphModel(self.model, self.store, **self._bounds.made, ignore_edge_data=ignore_edge_data)  # runs it
+            # Runs the model once.
+            GraphModel(self.model, self.store, **self._bounds.made, ignore_edge_data=ignore_edge_data)
 
     def _ready(self, resources: Resources, models: list[nn.Module]) -> None:
         """Admit the memory of batches, of the model on the largest one, and of what scoring keeps of every graph."""

@@ -101,7 +101,7 @@ class ReversedLinks:
         for first in range(0, total, _REVERSED_AT_ONCE):
             np.add.at(counts, tails.read(first, min(total, first + _REVERSED_AT_ONCE)), 1)
         ends = np.concatenate(([0], np.cumsum(counts)))
-        # A bucket has as many links as are taken at once, or a single tail.
+        # A bucket has at most as many links as are sorted at once, or a single tail.
         self._nodes = [0, *(stop for _, stop in pieces((ends[1:], _REVERSED_AT_ONCE)))]
         self._starts = ends[self._nodes].tolist()
         self._offsets, self._heads = (

@@ -112,7 +112,7 @@ class Places:
             raise OptionError(f"links {what} must be {form}, E at least 1, not {list(found.shape)}")
         self.check(found.shape[1])
         kinds: AnyArray = found[1] if relations else np.zeros(found.shape[1], np.int64)
-        if kinds.dtype.kind in "SU" and np.char.isdigit(kinds).all():  # beside ids that are texts
+        if kinds.dtype.kind in "SU" and np.char.isdigit(kinds).all():  # numbers given as texts, beside text ids
             kinds = kinds.astype(np.int64)
         if relations and not (kinds.dtype.kind in "iu" and 0 <= kinds.min() <= kinds.max() < relations):
             raise OptionError(f"links {what}: edge types are numbered from 0 to {relations - 1}")
@@ -177,10 +177,10 @@ class _Rows:
         """Return the rows of ``asked`` in its shape; raise TypeError where these are no ids, LookupError with an
         unknown one."""
         texts = self._ids.dtype.kind == "S"
-        if not texts and asked.dtype.kind in "USTO":  # beside ids of the other end that are texts
+        if not texts and asked.dtype.kind in "USTO":  # numbers given as texts, beside text ids of the other end
             with suppress(ValueError, OverflowError):
                 numbers = (written := asked.astype(str)).astype(np.int64)
-                asked = numbers if (numbers.astype(str) == written).all() else asked  # and not 007
+                asked = numbers if (numbers.astype(str) == written).all() else asked  # but not 007
         if asked.dtype.kind not in ("USTO" if texts else "iu"):
             raise TypeError(asked.dtype)
         if texts and asked.dtype.kind != "S":
@@ -330,7 +330,7 @@ class Links:
         negatives: list[Any] = [pairs(valid, 0), pairs(test, 0)]
         for at, links in enumerate(splits[1:]):
             if links is not None and negatives[at] is not None and links.shape[1] == len(links):
-                negatives[at] = tuple(negatives[at])  # two links would have two rows of tails of their own
+                negatives[at] = tuple(negatives[at])  # for two links, a list would mean tails for each link
         return cls(splits[0], splits[1], splits[2], negatives[0], negatives[1], edge_type=edge_type, **options)
 
     @classmethod
@@ -341,7 +341,7 @@ class Links:
             return cls(**(_of_ogb(Path(path)) if Path(path).is_dir() else _of_npz(Path(path))))
         except MemoryError:
             raise
-        except Exception as error:  # whatever zip files, pickles and arrays that are damaged come to
+        except Exception as error:  # damaged files may raise almost anything
             reason = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), type(error).__name__)
             raise OptionError(f"links {path} cannot be read: {reason}") from error
 

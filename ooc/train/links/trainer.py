@@ -138,7 +138,7 @@ class LinkObjective(Objective):
         rows, columns = outputs_RC.shape
         shares = [1 / self.divisor, 1 / self.nodes][:columns]
         tile.loss = outputs_RC[:, :1].double().sum()
-        if columns > 1:  # what the encoder adds to the loss for every row
+        if columns > 1:  # the encoder's own term of the loss for every row
             tile.loss += outputs_RC[:, 1].double().sum() * (self.divisor / self.nodes)
         return outputs_RC.new_tensor(shares).repeat(rows, 1)
 
@@ -299,7 +299,7 @@ class LinkTrainer(Trainer):
         check_whole(negatives, name="negatives")
         check_whole(steps, name="steps")
         self._links, self._steps, self._drawn, self._step_number = links, steps, negatives, 0
-        LinkMetric.of(metric or "mrr")  # which refuses another one before anything is read
+        LinkMetric.of(metric or "mrr")  # refuses an unknown metric before anything is read
         super().__init__(model, graph, metric=metric, **options)
 
     def _extra_arguments(self) -> dict[str, Any]:

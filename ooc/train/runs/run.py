@@ -149,10 +149,10 @@ class RunFolder:
                 where = f"{lock_holder(self.path)} is using the run at {self.path}"
                 raise RunError(f"another process{where}; give another folder") from None
         try:
-            if not (self.resumed or self.started) and holds_run(self.path):  # another process was faster
+            if not (self.resumed or self.started) and holds_run(self.path):  # another process has made it meanwhile
                 raise RunError(f"{self.path} holds a run already; give resume=True to go on with it")
             self.started = True
-            torn = self.path / f"{TIMELINE}{TEMPORARY_SUFFIX}"  # of a killed epoch: the last, perhaps
+            torn = self.path / f"{TIMELINE}{TEMPORARY_SUFFIX}"  # left by a killed process, perhaps in its last epoch
             torn.unlink(missing_ok=True)
             self.write(CONFIG, self.config)
             if self.repeated_by is not None:
@@ -287,7 +287,7 @@ class RunFolder:
         """Return the records of the epochs so far, without a torn last line; raise RunError if an earlier line is
         damaged."""
         records, damaged = self._read_metrics()
-        if damaged is not None:  # no kill does that, and to stop here would drop what follows
+        if damaged is not None:  # a kill cannot cause that, and stopping here would drop later lines
             raise _damaged_line(self.path / METRICS, damaged)
         return records
 
@@ -329,7 +329,7 @@ class RunFolder:
     def close(self) -> None:
         """Release the lock, after making the appended metrics durable."""
         if self._lock is not None:
-            with contextlib.suppress(OSError):  # the checkpoint has it, too
+            with contextlib.suppress(OSError):  # the checkpoint contains it, too
                 flush(self.path / METRICS)
             os.close(self._lock)
             self._lock = None
@@ -430,7 +430,7 @@ class SeedRuns:
         if (path / SEEDS).exists():
             hint = "go on with them by resume=True, or give another folder"
             raise RunError(f"{path} holds runs of several seeds; {hint}")
-        RunFolder.create(path, {})  # which refuses a folder that is in use
+        RunFolder.create(path, {})  # refuses a folder that is in use
         return cls(path, seeds, dict(config))
 
     @classmethod
@@ -487,7 +487,7 @@ def _write_state(file: BinaryIO, state: State) -> None:
     """Write ``state``: tensors, numbers, strings, and lists and dicts of them."""
     import torch
 
-    noting: Any = _ErrorCapturingFile(file)  # torch asks for no more of a file
+    noting: Any = _ErrorCapturingFile(file)  # torch needs no other methods
     summing = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(True)  # `_read_state` wants them, whatever the program around us does
     try:
@@ -555,8 +555,8 @@ def _on_cpu(state: Any) -> Any:
         case torch.Tensor():
             return state.cpu()
         case dict():
-            moved = copy.copy(state)  # with what else a state_dict carries
-            for name, value in state.items():  # not by update, which counts what a Counter is given
+            moved = copy.copy(state)  # with further attributes of a state_dict
+            for name, value in state.items():  # update() would add to a Counter
                 moved[name] = _on_cpu(value)
             return moved
         case list() | tuple():

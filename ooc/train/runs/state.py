@@ -97,7 +97,7 @@ class TrainingState:
         trained = [p for p in (self.model.parameters() if moved is None else moved) if p.requires_grad]
         flat = [p.detach().reshape(-1) for p in trained]
         parts = (one[start : start + PIECE] for one in flat for start in range(0, len(one), PIECE))
-        finite = [torch.isfinite(part).all() for part in parts]  # which makes copies
+        finite = [torch.isfinite(part).all() for part in parts]  # isfinite allocates copies
         if finite and not bool(torch.stack(finite).all()):
             broken = next(p for p in trained if not bool(torch.isfinite(p).all()))
             name = next(name for name, p in self.model.named_parameters() if p is broken)
@@ -151,7 +151,7 @@ class TrainingState:
 
         For a run that was stopped before its first checkpoint, only the options are there to resume from.
         """
-        on_one = self.ranks.local_count == self.ranks.count  # there each reads the file, and nothing is in memory twice
+        on_one = self.ranks.local_count == self.ranks.count  # then each process reads the file, without a copy
         state, of_best = self._loaded() if on_one else self.ranks.from_first(self._loaded)
         if state is None:
             return
@@ -269,7 +269,7 @@ def export_weights(state: State, path: Path, *, metadata: dict[str, str], force:
     match path.suffix:
         case ".safetensors":
             copies = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}
-            data = safetensors.torch.save(copies, metadata)  # which takes no tensors that share memory
+            data = safetensors.torch.save(copies, metadata)  # safetensors refuses tensors that share memory
         case ".pt":
             buffer = io.BytesIO()
             torch.save(state, buffer)
