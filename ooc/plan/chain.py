@@ -58,15 +58,15 @@ class ChainPlan:
     host_bytes: int
 
 
-class _Way(NamedTuple):
+class _ItemFate(NamedTuple):
     """One fate of an item: the bytes it takes on both tiers while it waits, the bytes its steps need beside, and their
     seconds."""
 
     fate: Fate
     device: int
     host: int
-    device_beside: int
-    host_beside: int
+    device_step_bytes: int
+    host_step_bytes: int
     seconds: float
 
 
@@ -74,7 +74,7 @@ class _State(NamedTuple):
     """The best way to reach a total: seconds of all steps so far, the last fate, and the state before it."""
 
     seconds: float
-    way: _Way | None = None
+    way: _ItemFate | None = None
     before: "_State | None" = None
 
 
@@ -87,10 +87,10 @@ def plan_chain(items: Sequence[Saved], gpu_budget: int, host_budget: int, hardwa
     states = {(0, 0, False): _State(0.0)}  # by units of device and host, and whether the last item is on the device
     for item in items:
         reached: dict[tuple[int, int, bool], _State] = {}
-        for way in _ways(item, hardware):
+        for way in _list_fates(item, hardware):
             for (device, host, keeps), state in states.items():
                 device, host = device - way.device // -units[0], host - way.host // -units[1]
-                beside = way.device_beside + (0 if keeps else item.shared_bytes), way.host_beside
+                beside = way.device_step_bytes + (0 if keeps else item.shared_bytes), way.host_step_bytes
                 if device * units[0] + beside[0] > budgets[0] or host * units[1] + beside[1] > budgets[1]:
                     continue
                 key, seconds = (device, host, way.device > 0), state.seconds + way.seconds
@@ -101,7 +101,7 @@ def plan_chain(items: Sequence[Saved], gpu_budget: int, host_budget: int, hardwa
             found = least.device_bytes, least.host_bytes, budgets, hardware
             raise BudgetError(shortage("the chain", *found, option="gpu_budget"))
         states = reached
-    chosen: list[_Way] = []
+    chosen: list[_ItemFate] = []
     last: _State | None = min(states.values(), key=lambda state: state.seconds)
     while last is not None and last.way is not None:
         chosen.append(last.way)
@@ -113,12 +113,12 @@ def leanest(items: Sequence[Saved], hardware: Hardware = UNMEASURED) -> ChainPla
     """Return the plan that takes the least device memory, then the least host memory: nothing is kept there."""
     chosen = []
     for item in items:
-        ways = [way for way in _ways(item, hardware) if not way.device and not way.host]
-        chosen.append(min(ways, key=lambda way: (way.device_beside, way.host_beside, way.seconds)))
+        ways = [way for way in _list_fates(item, hardware) if not way.device and not way.host]
+        chosen.append(min(ways, key=lambda way: (way.device_step_bytes, way.host_step_bytes, way.seconds)))
     return _account(items, chosen)
 
 
-def _ways(item: Saved, hardware: Hardware) -> Iterator[_Way]:
+def _list_fates(item: Saved, hardware: Hardware) -> Iterator[_ItemFate]:
     def seconds(*, ssd: int = 0, wire: int = 0, again_s: float = 0.0) -> float:
         there = ssd_seconds(hardware, read_bytes=0, write_bytes=ssd, request_bytes=_REQUEST_BYTES)
         back = ssd_seconds(hardware, read_bytes=ssd, write_bytes=0, request_bytes=_REQUEST_BYTES)
@@ -128,25 +128,25 @@ def _ways(item: Saved, hardware: Hardware) -> Iterator[_Way]:
         return forward + together_seconds(hardware, item.backward_s + again_s, back, up)
 
     size, on_device = item.nbytes, hardware.has_device_memory
-    yield _Way(Fate.DEVICE if on_device else Fate.HOST, size, 0, item.kept_bytes, 0, seconds())
+    yield _ItemFate(Fate.DEVICE if on_device else Fate.HOST, size, 0, item.kept_bytes, 0, seconds())
     if not size:
         return
     landing = size if on_device else 0  # it comes by way of the host
     if on_device:
-        yield _Way(Fate.HOST, 0, size, item.away_bytes, 0, seconds(wire=size))
-    yield _Way(Fate.SSD, 0, 0, item.away_bytes, landing, seconds(ssd=size, wire=landing))
+        yield _ItemFate(Fate.HOST, 0, size, item.away_bytes, 0, seconds(wire=size))
+    yield _ItemFate(Fate.SSD, 0, 0, item.away_bytes, landing, seconds(ssd=size, wire=landing))
     if item.recompute_s is not None:
-        yield _Way(Fate.RECOMPUTE, 0, 0, item.recompute_bytes, 0, seconds(again_s=item.recompute_s))
+        yield _ItemFate(Fate.RECOMPUTE, 0, 0, item.recompute_bytes, 0, seconds(again_s=item.recompute_s))
 
 
-def _account(items: Sequence[Saved], ways: Sequence[_Way]) -> ChainPlan:
+def _account(items: Sequence[Saved], ways: Sequence[_ItemFate]) -> ChainPlan:
     """Return the plan of these fates with its peaks, exact to the byte."""
     device = host = device_peak = host_peak = 0
     keeps = False
     for item, way in zip(items, ways, strict=True):
         device, host = device + way.device, host + way.host
-        device_peak = max(device_peak, device + way.device_beside + (0 if keeps else item.shared_bytes))
-        host_peak = max(host_peak, host + way.host_beside)
+        device_peak = max(device_peak, device + way.device_step_bytes + (0 if keeps else item.shared_bytes))
+        host_peak = max(host_peak, host + way.host_step_bytes)
         keeps = way.device > 0
     return ChainPlan(tuple(way.fate for way in ways), sum(way.seconds for way in ways), device_peak, host_peak)
 

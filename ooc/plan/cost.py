@@ -97,11 +97,11 @@ def transforming_constants_pays(*, edges_per_row: float, in_columns: int, out_co
     may take as long as the products, since A(X) would double what is held and read.
     """
     pulled = PULLS_PER_EPOCH * MULTIPLIES_PER_PULL * edges_per_row
-    most = (1 if read_beside else _SMALL) * PRODUCTS_PER_EPOCH * in_columns
-    return out_columns <= _NARROW * in_columns and pulled <= most
+    most = (1 if read_beside else _SHORT_PULLS) * PRODUCTS_PER_EPOCH * in_columns
+    return out_columns <= _NARROW_RESULT * in_columns and pulled <= most
 
 
-_NARROW, _SMALL = 1 / 8, 1 / 8
+_NARROW_RESULT, _SHORT_PULLS = 1 / 8, 1 / 8
 """The largest width of the result as a fraction of X's, and the longest time of pulls as a fraction of the products'.
 Chosen to save memory at little cost in time: GraphSAGE with 128 columns, 1,024 features and 40 edges a node took 1.08
 times as long in memory and as long at a sixteenth of the data; GCN with 16 edges took 1.17 times as long in memory."""
@@ -123,7 +123,7 @@ _BUSY_BY_TASK = 5 / 3
 """How many threads of the CPU one task a step keeps busy: at most two steps have tasks under way, and the first step
 must end before the third one's tasks begin. With two threads on GraphSAGE, these were busy 78 to 82 % of the time not
 spent waiting for the SSD with one task a step, and 96 % or more with two."""
-_TIMES_PUT = 2
+_TIMES_STORED = 2
 """How often a value that a column pass has pulled is read or written until it lies in its frame."""
 
 
@@ -223,7 +223,7 @@ def computing_of(
         shared += _rows_seconds(stage, rows, columns_used, workload, hardware)
         alone += tiles * (processor.seconds_per_tile + stage.operators * processor.seconds_per_operator)
     else:
-        shared += _TIMES_PUT * rows * columns * workload.pulled_itemsize / processor.stream_bytes_per_s
+        shared += _TIMES_STORED * rows * columns * workload.pulled_itemsize / processor.stream_bytes_per_s
         alone += tiles * slabs * processor.seconds_per_tile
     alone += steps * processor.seconds_per_step
     return Computing(shared, alone, tiles * slabs / steps)

@@ -58,16 +58,16 @@ def forecast_traffic(
     coarseness = 1
     while workload.rows > (_STEPS if host_frames is None else _STEPS_OF_TIERS) * layout.step_rows * coarseness:
         coarseness *= 2
-    joined = _joined(layout, min(frames, frames if host_frames is None else host_frames) // coarseness)
-    coarse = _coarser(layout, coarseness, joined)
+    joined = _count_joined_blocks(layout, min(frames, frames if host_frames is None else host_frames) // coarseness)
+    coarse = _coarsen(layout, coarseness, joined)
     blocks = block_table(coarse, workload)
-    steps, bounds, spans = uses_of(_taller(passes, coarseness), coarse, workload, blocks)
+    steps, bounds, spans = uses_of(_with_more_edges(passes, coarseness), coarse, workload, blocks)
     available = free_frames(layout.regions["train"], len(passes), frames)
     capacity = capacity_of(passes, layout, workload, bounds, available, cyclic=True, coarseness=coarseness * joined)
     uses = Uses(spans, len(steps), capacity, blocks.lasts, True, layout.spare_writes and host_frames is None)
-    moved = list(_moved(uses))
+    moved = list(_moved_blocks(uses))
     if host_frames is None:
-        traffic = _by_pass([(steps[step].at, block, use) for step, block, use in moved], [], len(passes), blocks)
+        traffic = _sum_by_pass([(steps[step].at, block, use) for step, block, use in moved], [], len(passes), blocks)
         matrices = layout.matrices
         return [
             Traffic(read + streamed_read_bytes(item, matrices), write + streamed_write_bytes(item, matrices), 0, 0)
@@ -77,14 +77,14 @@ def forecast_traffic(
     over_pcie = [(steps[step].at, block, use) for step, block, use in moved]
     room = room_between_uses(host_frames) // (coarseness * joined)
     if len({block for _, block, _ in moved}) <= room:  # the host keeps them all, epoch after epoch
-        return _by_pass([], over_pcie, len(passes), blocks)
+        return _sum_by_pass([], over_pcie, len(passes), blocks)
     used = spans_of([Span(i, i, block, use) for i, (_, block, use) in enumerate(moved)])
     below = Uses(used, len(used), [room] * len(used), blocks.lasts, cyclic=True, spare_writes=layout.spare_writes)
-    over_disk = [(over_pcie[i][0], block, use) for i, block, use in _moved(below)]
-    return _by_pass(over_disk, over_pcie, len(passes), blocks)
+    over_disk = [(over_pcie[i][0], block, use) for i, block, use in _moved_blocks(below)]
+    return _sum_by_pass(over_disk, over_pcie, len(passes), blocks)
 
 
-def _moved(uses: Uses) -> Iterator[tuple[int, int, Use]]:
+def _moved_blocks(uses: Uses) -> Iterator[tuple[int, int, Use]]:
     """Yield (step, block, use) for each span of uses that has to read its block, or that leaves a block to be
     written."""
     kept = belady(uses)
@@ -96,7 +96,7 @@ def _moved(uses: Uses) -> Iterator[tuple[int, int, Use]]:
             yield last, block, Use.WRITE
 
 
-def _by_pass(
+def _sum_by_pass(
     over_disk: Sequence[tuple[int, int, Use]],
     over_pcie: Sequence[tuple[int, int, Use]],
     passes: int,
@@ -110,7 +110,7 @@ def _by_pass(
     return [Traffic(*total) for total in totals]
 
 
-def _taller(passes: Passes, times: int) -> Passes:
+def _with_more_edges(passes: Passes, times: int) -> Passes:
     """Return the passes with ``times`` as many edges at once."""
 
     def taller(item: Pass) -> Pass:
@@ -121,7 +121,7 @@ def _taller(passes: Passes, times: int) -> Passes:
     return passes if times == 1 else Passes(map(taller, passes))
 
 
-def _joined(layout: Layout, frames: int) -> int:
+def _count_joined_blocks(layout: Layout, frames: int) -> int:
     """Return how many blocks of a step are joined into one, a power of two that leaves enough of ``frames`` frames.
     Where memory is scarcest a step has a hundred blocks, and a forecast took a second."""
     grids = (m.grid for m in layout.matrices.values() if m.in_frames)
@@ -131,7 +131,7 @@ def _joined(layout: Layout, frames: int) -> int:
     return joined
 
 
-def _coarser(layout: Layout, times: int, joined: int) -> Layout:
+def _coarsen(layout: Layout, times: int, joined: int) -> Layout:
     """Return the layout with steps of ``times`` as many rows, and blocks with ``joined`` times as many again."""
     if times * joined == 1:
         return layout

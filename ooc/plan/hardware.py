@@ -38,64 +38,64 @@ class Curve:
         return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
 
 
-def _number(value: Any, *, zero: bool = False) -> float:
+def _read_number(value: Any, *, zero: bool = False) -> float:
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
     if not good or (value == 0 and not zero):
         raise HardwareError(f"must be a positive number, not {value!r}")
     return float(value)
 
 
-def _share(value: Any) -> float:
-    if _number(value, zero=True) > 1:
+def _read_share(value: Any) -> float:
+    if _read_number(value, zero=True) > 1:
         raise HardwareError(f"must be from 0 to 1, not {float(value)}")
     return float(value)
 
 
-def _whole(value: Any, *, least: int) -> int:
+def _read_whole_number(value: Any, *, least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise HardwareError(f"must be a whole number from {least} on, not {value!r}")
     return value
 
 
-def _text(value: Any) -> str:
+def _read_text(value: Any) -> str:
     if not isinstance(value, str):
         raise HardwareError(f"must be text, not {value!r}")
     return value
 
 
-def _rates(value: Any) -> dict[str, float]:
+def _read_rates(value: Any) -> dict[str, float]:
     """Read rates by dtype."""
     if not isinstance(value, Mapping):
         raise HardwareError(f"must be an object, not {value!r}")
     if "float32" not in value:
         raise HardwareError("lacks float32")
-    return {dtype: _number(rate) for dtype, rate in value.items()}
+    return {dtype: _read_number(rate) for dtype, rate in value.items()}
 
 
-def _curve(value: Any, *, proportional: bool = False) -> Curve:
+def _read_curve(value: Any, *, proportional: bool = False) -> Curve:
     """Read a list of [x, y], or one number that holds everywhere."""
     if not isinstance(value, Sequence) or isinstance(value, str):
-        return Curve(((1.0, _number(value)),))
+        return Curve(((1.0, _read_number(value)),))
     points = []
     for point in value:
         if not isinstance(point, Sequence) or isinstance(point, str) or len(point) != 2:
             raise HardwareError(f"must be a list of [x, y], not {point!r}")
-        points.append((_number(point[0], zero=True), _number(point[1])))
+        points.append((_read_number(point[0], zero=True), _read_number(point[1])))
     if not points or any(b[0] <= a[0] for a, b in pairwise(points)):
         raise HardwareError("must be a list of [x, y] with x ascending")
     return Curve(tuple(points), proportional)
 
 
-_Positive = Annotated[float, _number]
-_Number = Annotated[float, partial(_number, zero=True)]
-_Count = Annotated[int, partial(_whole, least=1)]
-_CountOrZero = Annotated[int, partial(_whole, least=0)]
-_Rates = Annotated[Curve, _curve]
-_Times = Annotated[Curve, partial(_curve, proportional=True)]
+_Positive = Annotated[float, _read_number]
+_Number = Annotated[float, partial(_read_number, zero=True)]
+_Count = Annotated[int, partial(_read_whole_number, least=1)]
+_CountOrZero = Annotated[int, partial(_read_whole_number, least=0)]
+_Rates = Annotated[Curve, _read_curve]
+_Times = Annotated[Curve, partial(_read_curve, proportional=True)]
 """Types of the entries of a hardware file, each with the function that reads it or says what it must be."""
 
 
-def _read(kind: type, data: Mapping[str, Any], where: str) -> Any:
+def _read_fields(kind: type, data: Mapping[str, Any], where: str) -> Any:
     """Return the ``kind`` that ``data`` describes. Raises HardwareError naming ``where`` and the entry that is
     wrong."""
     known = {f.name: f for f in fields(kind)}
@@ -112,7 +112,7 @@ def _read(kind: type, data: Mapping[str, Any], where: str) -> Any:
         if part in (Disk, Processor, Wire):
             if not isinstance(value, Mapping):
                 raise HardwareError(f"{where}: {name} must be an object, not {value!r}")
-            found[name] = _read(part, value, where)
+            found[name] = _read_fields(part, value, where)
             continue
         try:
             found[name] = readers[0](value)
@@ -163,13 +163,13 @@ class Processor:
     """
 
     pull_seconds_per_edge: _Times
-    multiplies_per_s: Annotated[Mapping[str, float], _rates]
+    multiplies_per_s: Annotated[Mapping[str, float], _read_rates]
     stream_bytes_per_s: _Positive
     seconds_per_step: _Number
     seconds_per_tile: _Number = 0.0
     seconds_per_operator: _Number = 0.0
     pull_seconds_per_row: _Number = 0.0
-    cached_pull_seconds_per_edge: Annotated[Curve | None, partial(_curve, proportional=True)] = None
+    cached_pull_seconds_per_edge: Annotated[Curve | None, partial(_read_curve, proportional=True)] = None
     cache_bytes: _CountOrZero = 0
     computed_bytes_per_s: _Number = 0.0
 
@@ -185,8 +185,8 @@ class Hardware:
     figures are from, for people to read.
     """
 
-    name: Annotated[str, _text]
-    source: Annotated[str, _text]
+    name: Annotated[str, _read_text]
+    source: Annotated[str, _read_text]
     threads: _Count
     host_memory_bytes: _Count
     device_memory_bytes: _CountOrZero
@@ -194,7 +194,7 @@ class Hardware:
     disk: Disk
     host_copy_bytes_per_s: _Positive
     seconds_per_block: _Number
-    overlap: Annotated[float, _share]
+    overlap: Annotated[float, _read_share]
     wire: Wire | None = None
     seconds_per_moved_byte: _Number = 0.0
 
@@ -208,14 +208,14 @@ class Hardware:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the machine as plain data for a file; ``from_dict`` reads it back."""
-        described: dict[str, Any] = _plain(self)
+        described: dict[str, Any] = _to_plain_data(self)
         return described
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, where: str = "hardware") -> Self:
         """Return the machine that ``data`` describes. Raises HardwareError naming ``where`` and the entry that is
         wrong."""
-        machine: Self = _read(cls, data, where)
+        machine: Self = _read_fields(cls, data, where)
         return machine
 
 
@@ -266,11 +266,13 @@ UNMEASURED_DEVICE = replace(
 """The machine with a GPU that the planner assumes; these rates have not been measured on one."""
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_data(value: Any) -> Any:
     if isinstance(value, Curve):
         return [list(point) for point in value.points]
     if isinstance(value, Mapping):
         return dict(value)
     if hasattr(value, "__dataclass_fields__"):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value) if getattr(value, f.name) is not None}
+        return {
+            f.name: _to_plain_data(getattr(value, f.name)) for f in fields(value) if getattr(value, f.name) is not None
+        }
     return value

@@ -115,8 +115,8 @@ class Moves:
     def cuts(self, group: list[str], choice: Choice) -> list[Choice]:
         """Return the other ways to hold the sources of ``group``: whole, then in more and more slabs."""
         held = choice.cuts[group[0]]
-        ways = [replace(way, direct=held.direct, overlap_last=held.overlap_last) for way in self._ways(group[0])]
-        return [_held(choice, group, way) for way in ways]
+        ways = [replace(way, direct=held.direct, overlap_last=held.overlap_last) for way in self._list_cuts(group[0])]
+        return [_hold_group(choice, group, way) for way in ways]
 
     def direct(self, group: list[str], choice: Choice) -> list[Choice]:
         """Return ``choice`` with the first slabs of ``group`` computed into their buffers, or, if they are now, written
@@ -124,12 +124,12 @@ class Moves:
         cut = choice.cuts[group[0]]
         if not (cut.columns or cut.sharded) or (cut.direct and not self.on_device):
             return []
-        return [_held(choice, group, replace(cut, direct=not cut.direct))]
+        return [_hold_group(choice, group, replace(cut, direct=not cut.direct))]
 
     def overlap_last(self, group: list[str], choice: Choice) -> list[Choice]:
         """Return ``choice`` with the last slab of ``group`` pulled by the row pass that follows, or no longer so."""
         cut = choice.cuts[group[0]]
-        return [_held(choice, group, replace(cut, overlap_last=not cut.overlap_last))] if cut.columns else []
+        return [_hold_group(choice, group, replace(cut, overlap_last=not cut.overlap_last))] if cut.columns else []
 
     def shard(self, group: list[str], choice: Choice) -> list[Choice]:
         """Return the choices that shard the slabs of ``group``, or of one source in it, among the processes, with their
@@ -139,7 +139,7 @@ class Moves:
         found = []
         for names in (group, *([name] for name in group if len(group) > 1)):
             other = replace(choice.cuts[names[0]], sharded=not choice.cuts[names[0]].sharded)
-            widths = self._widths(names[0]) if other.sharded and self.limits.slab_columns is None else []
+            widths = self._slab_widths(names[0]) if other.sharded and self.limits.slab_columns is None else []
             for cut in dict.fromkeys((other, *(replace(other, columns=columns) for columns in (0, *widths)))):
                 found.append(replace(choice, cuts={**choice.cuts, **dict.fromkeys(names, cut)}))
         return found
@@ -318,18 +318,18 @@ class Moves:
             yield height
             height //= 2
 
-    def _ways(self, name: str) -> Iterator[SlabChoice]:
+    def _list_cuts(self, name: str) -> Iterator[SlabChoice]:
         columns = self.sources[name]
         if self.limits.slab_columns is not None:
             for buffers in (1, 2):
                 yield SlabChoice(min(columns, self.limits.slab_columns), buffers)
             return
         yield WHOLE
-        for width in self._widths(name):
+        for width in self._slab_widths(name):
             for buffers in range(1, min(3, -(-columns // width)) + 1):
                 yield SlabChoice(width, buffers)
 
-    def _widths(self, name: str) -> list[int]:
+    def _slab_widths(self, name: str) -> list[int]:
         """Return the widths of slabs to try, from the widest to the narrowest: the columns in equal parts, rounded up
         to whole cache lines; on a device also unrounded."""
         columns = self.sources[name]
@@ -340,7 +340,7 @@ class Moves:
         return sorted((width for width in tried if width >= min(columns, NARROW_COLUMNS)), reverse=True)
 
 
-def _held(choice: Choice, group: list[str], cut: SlabChoice) -> Choice:
+def _hold_group(choice: Choice, group: list[str], cut: SlabChoice) -> Choice:
     """Return ``choice`` with the sources of ``group`` held as ``cut`` says, and sharded as before."""
     cuts = {name: replace(cut, sharded=choice.cuts[name].sharded) for name in group}
     return replace(choice, cuts={**choice.cuts, **cuts})

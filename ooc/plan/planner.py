@@ -55,7 +55,7 @@ def choose_workload(variants: Variants, limits: Limits, hardware: Hardware) -> C
     which names the least budgets that would do, if nothing fits."""
     kept = _fastest(Problem(variants(NOTHING), limits, hardware, variants=variants))
     if not _keeps_limit(kept):
-        best = _writing_less(kept)
+        best = _reduce_writes(kept)
     else:
         best = _descend(kept)
         best = simulated_best(best, *([] if best is kept else [kept]))
@@ -69,7 +69,7 @@ def plan_layout(workload: Workload, limits: Limits, hardware: Hardware) -> State
     """Return the fastest state of ``workload`` that keeps ``limits``. Raises BudgetError as ``make_plan`` does."""
     fastest = _fastest(Problem(workload, limits, hardware))
     if not _keeps_limit(fastest):
-        raise _excess(fastest.plan, limits)
+        raise _excess_error(fastest.plan, limits)
     return fastest
 
 
@@ -81,21 +81,21 @@ def _fastest(problem: Problem) -> State:
         return fastest
     fewest = solve(replace(problem, most_written=0))
     if not _keeps_limit(fewest):
-        return min(fastest, fewest, key=_written)
+        return min(fastest, fewest, key=_written_bytes)
     within = solve(replace(problem, most_written=problem.limits.ssd_write_bytes))
     return within if _keeps_limit(within) else fewest
 
 
 def _keeps_limit(state: State) -> bool:
     limit = state.problem.limits.ssd_write_bytes
-    return limit is None or _written(state) <= limit
+    return limit is None or _written_bytes(state) <= limit
 
 
-def _written(state: State) -> int:
+def _written_bytes(state: State) -> int:
     return state.plan.ssd_write_bytes
 
 
-def _excess(plan: Plan, limits: Limits) -> BudgetError:
+def _excess_error(plan: Plan, limits: Limits) -> BudgetError:
     """Return the error for a plan that writes too much: which matrix is written most, what the limit is, and what would
     do."""
     larger = "memory=" if limits.one_memory else "host_budget="
@@ -122,32 +122,32 @@ def _descend(kept: State) -> State:
     """Return the best state of the best set of recomputed stages. ``kept``: the state that recomputes nothing."""
     if kept.waiting_s <= 0:  # known before any stage is described
         return kept
-    added_s, nbytes = _added_s(kept), kept.problem.kept_bytes
-    promising = [stage for stage in _by_seconds_a_byte(kept, added_s) if added_s[stage] < kept.waiting_s]
+    added_s, nbytes = _added_seconds(kept), kept.problem.kept_bytes
+    promising = [stage for stage in _order_by_seconds_per_byte(kept, added_s) if added_s[stage] < kept.waiting_s]
     # Others pay only if what then has their memory is moved no longer, which greedy sets tell.
     sparing = [stage for stage in nbytes if added_s[stage] < min(kept.waiting_s, _moving_s(kept, nbytes[stage]))]
     best, tried, is_limited = kept, {NOTHING}, kept.problem.limits.ssd_write_bytes is not None
-    for start in (_greedy(kept, promising), NOTHING) if promising else ():
+    for start in (_grow_greedily(kept, promising), NOTHING) if promising else ():
         centre: Recomputed | None = start
         while centre is not None:
             around = {centre, *kept.problem.neighbours(centre, sparing)} - tried
             tried |= around
             centre = None
-            for problem in _worth_trying(kept, around):
-                like = problem.state(problem.held_like(kept.choice))
+            for problem in _promising_problems(kept, around):
+                like = problem.state(problem.adapt_choice(kept.choice))
                 if problem.recomputed != start and (like is None or like.seconds >= (1 + _MARGIN) * best.seconds):
                     continue
                 # The whole search takes several times as long, and is for the best of them alone.
-                other = _within(problem) if like is None or is_limited else descend(like)
+                other = _solve_within_limit(problem) if like is None or is_limited else descend(like)
                 if other is not None and other.seconds < (1 - TIE) * best.seconds:
                     best, centre = other, problem.recomputed
     if best is kept or is_limited:  # which has been planned from the ground
         return best
-    anew = _within(replace(best.problem))
+    anew = _solve_within_limit(replace(best.problem))
     return best if anew is None or anew.seconds >= best.seconds else anew
 
 
-def _within(problem: Problem) -> State | None:
+def _solve_within_limit(problem: Problem) -> State | None:
     """Return the fastest state of ``problem``, or None if it does not fit or writes more than allowed."""
     try:
         found = _fastest(problem)
@@ -156,32 +156,32 @@ def _within(problem: Problem) -> State | None:
     return found if _keeps_limit(found) else None
 
 
-def _greedy(kept: State, order: Sequence[int]) -> Recomputed:
+def _grow_greedily(kept: State, order: Sequence[int]) -> Recomputed:
     """Return the set with the shortest forecast among the first 1, 2, 4, … and all stages of ``order``, with matrices
     held as in ``kept``; if none of them fits so, the smallest."""
 
     def forecast_s(problem: Problem) -> float:
-        like = problem.state(problem.held_like(kept.choice))
+        like = problem.state(problem.adapt_choice(kept.choice))
         return float("inf") if like is None else like.seconds
 
     sizes = {min(1 << power, len(order)) for power in range(len(order).bit_length() + 1)}
-    best = min(_worth_trying(kept, {frozenset(order[:size]) for size in sizes}), key=forecast_s, default=None)
+    best = min(_promising_problems(kept, {frozenset(order[:size]) for size in sizes}), key=forecast_s, default=None)
     return NOTHING if best is None else best.recomputed
 
 
-def _by_seconds_a_byte(kept: State, added_s: Mapping[int, float]) -> list[int]:
+def _order_by_seconds_per_byte(kept: State, added_s: Mapping[int, float]) -> list[int]:
     """Return the recomputable stages, those first that take the fewest seconds for each byte that is then not kept."""
     return sorted(added_s, key=lambda stage: (added_s[stage] / kept.problem.kept_bytes[stage], stage))
 
 
-def _added_s(kept: State) -> dict[int, float]:
+def _added_seconds(kept: State) -> dict[int, float]:
     """Return, by stage, how much longer an epoch computes if that stage alone is recomputed and matrices are held as in
     ``kept``. Stages that are alike are measured once."""
     problem, by_shape = kept.problem, dict[Hashable, float]()
     for stage in problem.kept_bytes:
         if (shape := problem.shapes[stage]) not in by_shape:
             alone = problem.recomputing(frozenset((stage,)))
-            layout = alone.layout(alone.held_like(kept.choice))
+            layout = alone.layout(alone.adapt_choice(kept.choice))
             by_shape[shape] = alone.computing_s(layout) - problem.computing_s(kept.layout)
     return {stage: by_shape[problem.shapes[stage]] for stage in problem.kept_bytes}
 
@@ -195,36 +195,36 @@ def _moving_s(kept: State, nbytes: int) -> float:
     return written + read + over_pcie + pcie_seconds(hardware, to_device_bytes=0, to_host_bytes=nbytes)
 
 
-def _worth_trying(kept: State, sets: Iterable[Recomputed]) -> Iterator[Problem]:
+def _promising_problems(kept: State, sets: Iterable[Recomputed]) -> Iterator[Problem]:
     """Yield the problems of recomputing each of ``sets``, the smallest first. Left out are sets whose recomputing takes
     longer than the epoch waits for data if everything is kept."""
     height = kept.layout.step_rows
     least_s = kept.problem.bound_s(height)
-    for recomputed in sorted(sets, key=_by_size):
+    for recomputed in sorted(sets, key=_size_key):
         problem = kept.problem.recomputing(recomputed)
         if problem.bound_s(height) - least_s < kept.waiting_s:
             yield problem
 
 
-def _by_size(recomputed: Recomputed) -> tuple[int, list[int]]:
+def _size_key(recomputed: Recomputed) -> tuple[int, list[int]]:
     return len(recomputed), sorted(recomputed)
 
 
-def _writing_less(kept: State) -> State:
+def _reduce_writes(kept: State) -> State:
     """Return the fastest state that keeps the limit on bytes written, for use where ``kept``, which recomputes nothing,
     exceeds it."""
     stages = list(kept.problem.kept_bytes)
     if len(stages) > _FEW_STAGES:  # those that greed leads to, else every set
-        order = _by_seconds_a_byte(kept, _added_s(kept))
+        order = _order_by_seconds_per_byte(kept, _added_seconds(kept))
         tried = [frozenset(order[: n + 1]) for n in range(len(order))]
     else:
         tried = [frozenset(some) for n in range(len(stages)) for some in combinations(stages, n + 1)]
     found = [kept]
-    for recomputed in sorted(tried, key=_by_size):
+    for recomputed in sorted(tried, key=_size_key):
         with suppress(BudgetError):  # its memory is short
             found.append(_fastest(kept.problem.recomputing(recomputed)))
     keeping = filter(_keeps_limit, found)
     best = min(keeping, key=lambda one: one.seconds, default=None)
     if best is None:
-        raise _excess(min(found, key=_written).plan, kept.problem.limits)
+        raise _excess_error(min(found, key=_written_bytes).plan, kept.problem.limits)
     return best

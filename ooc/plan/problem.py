@@ -84,17 +84,17 @@ class Problem:
         """Return the state that ``choice`` leads to, or None if it does not fit. Also None if time is minimised and an
         epoch would take at least ``below_s`` seconds even if nothing were moved, which is known without unrolling the
         program."""
-        choice = self._as_asked(choice)
+        choice = self._apply_sharding_option(choice)
         layout = self.layout(choice)
         if id(layout) not in self._known:
-            if self.most_written is None and below_s < inf and self._moving_nothing_s(layout) >= below_s:
+            if self.most_written is None and below_s < inf and self._compute_only_seconds(layout) >= below_s:
                 return None
             fits = self.capacity.fits(layout)  # the constraint
             self._known[id(layout)] = (choice, layout, *self.cost(layout)) if fits else None
         known = self._known[id(layout)]
         return None if known is None else State(self, choice, *known[1:])
 
-    def held_like(self, choice: Choice) -> Choice:
+    def adapt_choice(self, choice: Choice) -> Choice:
         """Return a choice for another set of recomputed stages that resembles ``choice``, one of this problem: a source
         that is not gathered here is held like one with as many columns."""
         by_columns = {self.sources.get(name): cut for name, cut in choice.cuts.items()}
@@ -174,7 +174,7 @@ class Problem:
         """Return a lower bound for the seconds of an epoch with steps of ``step_rows`` rows."""
         return self.computing_s(lay_out(self.workload, Choice(step_rows, dict.fromkeys(self.sources, WHOLE))))
 
-    def _moving_nothing_s(self, layout: Layout) -> float:
+    def _compute_only_seconds(self, layout: Layout) -> float:
         """Return the least seconds that an epoch can be forecast to take with ``layout``."""
         if id(layout) not in self._least_s:
             passes, nothing = layout.programs[EPOCH], Traffic(0, 0, 0, 0)
@@ -188,7 +188,7 @@ class Problem:
     def layout(self, choice: Choice) -> Layout:
         """Return the layout of ``choice``, whether it fits or not. Many choices come to the same layout: widths are
         rounded to whole attention heads, and small graphs fill few frames."""
-        choice = self._as_asked(choice)
+        choice = self._apply_sharding_option(choice)
         same = layout_key(choice, self.workload)
         if (same, choice.lean) not in self._layouts:
             found = lay_out(self.workload, choice)
@@ -200,7 +200,7 @@ class Problem:
         """Return all states found so far that fit."""
         return [State(self, *known) for known in self._known.values() if known is not None]
 
-    def _as_asked(self, choice: Choice) -> Choice:
+    def _apply_sharding_option(self, choice: Choice) -> Choice:
         """Return ``choice`` with columns sharded wherever they can be, if the user has asked for that."""
         if self.limits.exchange is not ExchangeForm.COLUMNS:
             return choice

@@ -33,13 +33,13 @@ and a half minutes."""
 _LEAST_FRAME_BYTES = 3 << 20
 """Layouts whose frames are at least this large may have any number of blocks, since only terabytes make many of
 them."""
-_FEW_FRAMES, _FINER = 8, 4
+_FEW_FRAMES, _FINER_FACTOR = 8, 4
 """If the host has fewer frames than the first number, the search also starts with frames smaller by the second."""
 _ROUNDS = 3
 _SIMULATED_STEPS = 12_000
 """The most steps, over all epochs simulated for one plan: once to find where to go on from, and once more on the
 way."""
-_OTHERS, _BEHIND, _ALIKE = 12, 1.25, 1e-3
+_CANDIDATES, _CANDIDATE_SLACK, _EQUAL_FORECAST = 12, 1.25, 1e-3
 """How many candidates beside the best are simulated, how much longer their forecasts may be, and by how much these must
 differ: equal forecasts mostly come from differences that do not matter."""
 
@@ -49,10 +49,10 @@ def solve(problem: Problem) -> State:
     fits."""
     moves = Moves(problem)
     least = _least_memory(moves)
-    best = min(map(descend, (least, *_taller(moves, least), *_finer(least))), key=lambda one: one.score)
+    best = min(map(descend, (least, *_taller_states(moves, least), *_finer_states(least))), key=lambda one: one.score)
     if problem.limits.slab_columns is None:
         for name in problem.sources:  # of those of one shape there may be memory to hold one whole
-            best = _better(best, [replace(best.choice, cuts={**best.choice.cuts, name: WHOLE})])
+            best = _best_improvement(best, [replace(best.choice, cuts={**best.choice.cuts, name: WHOLE})])
     return best
 
 
@@ -62,21 +62,21 @@ def descend(best: State) -> State:
     if problem.on_device:
         best = next(filter(None, map(problem.state, moves.tall_pulls(best.choice))), best)
     if best.score > (0, 0):
-        best = _better(best, moves.whole(best.choice))
-    best = _better(best, moves.in_memory(best.choice))
+        best = _best_improvement(best, moves.whole(best.choice))
+    best = _best_improvement(best, moves.in_memory(best.choice))
     for _ in range(_ROUNDS):
         before = best.score
         for steps, gain in moves.in_order():
-            best = _better(best, steps(best.choice), gain)
+            best = _best_improvement(best, steps(best.choice), gain)
         if best.score >= before:
             break
     return best
 
 
-def _better(best: State, choices: Iterable[Choice], gain: float = 0.0) -> State:
+def _best_improvement(best: State, choices: Iterable[Choice], gain: float = 0.0) -> State:
     """Return the cheapest state among ``choices``, if its epoch is shorter by the fraction ``gain``; otherwise
     ``best``."""
-    found, remembered = best, _BEHIND if best.problem.on_device else 1.0
+    found, remembered = best, _CANDIDATE_SLACK if best.problem.on_device else 1.0
     for choice in choices:
         other = None if choice == found.choice else best.problem.state(choice, remembered * found.seconds)
         if other is not None and other.score < found.score:
@@ -89,10 +89,10 @@ def _better(best: State, choices: Iterable[Choice], gain: float = 0.0) -> State:
 
 def minimum_memory(problem: Problem) -> Layout:
     """Return the layout with the least memory, whatever the limits."""
-    return _smallest(Moves(problem), problem.capacity.least, 0)
+    return _least_lacking(Moves(problem), problem.capacity.least, 0)
 
 
-def _smallest(moves: Moves, lacking: Callable[[Layout], tuple[float, float]], there_are: int) -> Layout:
+def _least_lacking(moves: Moves, lacking: Callable[[Layout], tuple[float, float]], there_are: int) -> Layout:
     """Return the layout that lacks least, over all starting points. ``lacking`` gives how many bytes a layout lacks;
     this is at least what the layout takes beyond ``there_are`` bytes, which ends the search early."""
     found: list[Layout] = []
@@ -138,10 +138,10 @@ def _least_memory(moves: Moves) -> State:
             return found
     if problem.limits.one_memory:
         raise BudgetError(capacity.shortage(minimum_memory(problem)))
-    raise BudgetError(capacity.shortage(_smallest(moves, capacity.lacking, capacity.most_bytes)))
+    raise BudgetError(capacity.shortage(_least_lacking(moves, capacity.lacking, capacity.most_bytes)))
 
 
-def _taller(moves: Moves, least: State) -> Iterator[State]:
+def _taller_states(moves: Moves, least: State) -> Iterator[State]:
     """Yield the least-memory states with taller steps, as long as a step has too few tiles for the CPU's threads. No
     single move leads to them if they only fit with narrower slabs."""
     problem, workload, height = moves.problem, moves.workload, least.choice.step_rows
@@ -157,14 +157,14 @@ def _taller(moves: Moves, least: State) -> Iterator[State]:
         yield found
 
 
-def _finer(least: State) -> Iterator[State]:
+def _finer_states(least: State) -> Iterator[State]:
     """Yield the least-memory state with smaller frames, if the host has room for few. Otherwise the frames in transit
     leave nothing to keep blocks in, and no single move leads to smaller frames."""
     problem = least.problem
     host_frames = problem.capacity.host_frames(least.layout)
     if host_frames is None or host_frames >= _FEW_FRAMES:
         return
-    choice = replace(least.choice, parts=_FINER * least.choice.parts)
+    choice = replace(least.choice, parts=_FINER_FACTOR * least.choice.parts)
     if _may_be_finer(problem.layout(choice), problem.workload):
         yield from filter(None, [problem.state(choice)])
 
@@ -198,24 +198,24 @@ def simulated_best(*found: State) -> State:
     for one in ends:
         if one.seconds < (1 - TIE) * best.seconds:  # else the first descent's end stands
             best = one
-    steps = _steps(best)
+    steps = _count_steps(best)
     if 2 * steps > _SIMULATED_STEPS:
         return best
-    tried = {_key(best)}
+    tried = {_layout_identity(best)}
     simulated = [best]
-    for one in sorted(chain(ends, *map(others, ends)), key=_steps):
-        if steps + _steps(one) <= _SIMULATED_STEPS and _key(one) not in tried:
-            tried.add(_key(one))
+    for one in sorted(chain(ends, *map(others, ends)), key=_count_steps):
+        if steps + _count_steps(one) <= _SIMULATED_STEPS and _layout_identity(one) not in tried:
+            tried.add(_layout_identity(one))
             simulated.append(one)
-            steps += _steps(one)
+            steps += _count_steps(one)
     best = min(simulated, key=lambda one: one.simulated_s)
     moves, at, since, steps = Moves(best.problem), 0, 0, 0
     while since < len(steps_on := moves.of_one_source(best.choice)):  # none of these is shorter, else the next one's
         other = best.problem.state(steps_on[at % len(steps_on)])
         at, since = at + 1, since + 1
-        if other is not None and steps < _SIMULATED_STEPS and _key(other) not in tried:
-            tried.add(_key(other))
-            steps += _steps(other)
+        if other is not None and steps < _SIMULATED_STEPS and _layout_identity(other) not in tried:
+            tried.add(_layout_identity(other))
+            steps += _count_steps(other)
             if other.simulated_s < best.simulated_s:
                 best, since = other, 0
     return best
@@ -226,20 +226,22 @@ def others(best: State) -> Iterator[State]:
     forecasts tell apart worst."""
     before, found, heights = best.seconds, 0, {best.layout.step_rows}
     for one in sorted(best.problem.states(), key=lambda one: one.score):
-        is_near = found < _OTHERS and (1 + _ALIKE) * before < one.seconds <= _BEHIND * best.seconds
+        is_near = (
+            found < _CANDIDATES and (1 + _EQUAL_FORECAST) * before < one.seconds <= _CANDIDATE_SLACK * best.seconds
+        )
         if is_near or one.layout.step_rows not in heights:
             before, found = one.seconds, found + is_near
             heights.add(one.layout.step_rows)
             yield one
 
 
-def _key(state: State) -> Hashable:
+def _layout_identity(state: State) -> Hashable:
     """Return a key that is equal for two states with the same layout."""
     workload, choice = state.problem.workload, state.choice
     return id(workload), layout_key(choice, workload), choice.lean
 
 
-def _steps(state: State) -> int:
+def _count_steps(state: State) -> int:
     """Return the number of steps of an epoch, which its simulation takes time for; steps shared among processes are
     left out."""
     layout, count = state.layout, 0

@@ -42,7 +42,7 @@ def test_uses_are_in_order_however_few_are_put_in_order_at_once(
     layout = lay_out(work, Choice(1024, dict.fromkeys(pulled_sources(work), cut)))
     blocks, passes = block_table(layout, work), layout.programs["train"]
     steps, bounds, spans = uses_of(passes, layout, work, blocks)
-    monkeypatch.setattr(sequence, "_AT_ONCE", 8)
+    monkeypatch.setattr(sequence, "_SORTED_AT_ONCE", 8)
     assert uses_of(passes, layout, work, blocks) == (steps, bounds, spans)
     assert list(spans) == sorted(spans, key=lambda span: (span.first, span.use, span.block))
     assert [step.at for step in steps] == [at for at, (first, stop) in enumerate(bounds) for _ in range(first, stop)]

@@ -128,14 +128,14 @@ def test_what_computes_longer_than_the_best_takes_is_not_forecast(
             counted = Counted(forecast.forecast_traffic, lambda *_: 1)
             patched.setattr(problem, "forecast_traffic", counted)
             if not is_known:
-                patched.setattr(problem.Problem, "_moving_nothing_s", lambda *_: 0.0)
+                patched.setattr(problem.Problem, "_compute_only_seconds", lambda *_: 0.0)
             plans.append(plan_layout(workload(), limits, hardware))
         forecasts.append(len(counted.sizes))
     few, all_of_them = forecasts
     assert few <= all_of_them and (mb < 1000 or few < all_of_them / 2)
     assert plans[0].layout == plans[1].layout and _forecasts(plans[0]) == _forecasts(plans[1])
     for one in plans[1].problem.states():
-        assert plans[0].problem._moving_nothing_s(one.layout) <= one.seconds
+        assert plans[0].problem._compute_only_seconds(one.layout) <= one.seconds
 
 
 def _forecasts(best: State) -> list[tuple[Layout, float]]:

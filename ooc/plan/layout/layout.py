@@ -32,9 +32,9 @@ from ooc.plan.workload import Kind, Matrix, Pull, Stage, Workload, processes_of
 _MOST_EDGES_AT_ONCE = 1 << 20
 """The most edges of a step where memory is scarce; of more, what is known of edges would take a large part of a tile's
 memory."""
-_PART_OF_SLABS = 64
+_PULL_MEMORY_DIVISOR = 64
 """A device's pull may take this fraction of its slabs' memory for itself (1/64)."""
-_TILES_OF_A_THREAD = 2
+_TILES_PER_THREAD = 2
 """Tiles for each thread in a step of a column pass; with only one each, threads wait at its end for the slowest."""
 PULL_TILE_BYTES = 1 << 20
 """Bytes of the rows that a CPU thread pulls at a time: they are put into place while its cache holds them."""
@@ -126,7 +126,7 @@ def widths_and_frame_bytes(workload: Workload, choice: Choice) -> tuple[dict[str
     for pull in workload.pulls:
         source = workload.matrices[pull.source]
         if _in_slabs(choice.cuts[pull.source]) and pull.source not in choice.bucketed:
-            into = _pulled_into(pull, source.itemsize, workload.matrices)
+            into = _pull_output(pull, source.itemsize, workload.matrices)
             rows[into] = pull.output_columns(widths[pull.source], source.columns) * source.itemsize
     arrays = [array for topology in workload.topologies.values() for array in topology.arrays.values()]
     widest = max(1, *rows.values(), *(array.itemsize for array in arrays))
@@ -190,7 +190,7 @@ def _width(matrix: Matrix, choice: Choice, workload: Workload) -> int:
     return unit * next(number for number in range(groups, slices + 1) if slices % number == 0)
 
 
-def _pulled_into(pull: Pull, itemsize: int, matrices: Mapping[str, Matrix]) -> str:
+def _pull_output(pull: Pull, itemsize: int, matrices: Mapping[str, Matrix]) -> str:
     """Return the matrix that a column pass pulls values of ``itemsize`` bytes into: the one that the stage keeps them
     in, if its values are as wide, otherwise one that lasts until the stage."""
     kept = None if pull.kept is None else matrices[pull.kept]
@@ -210,9 +210,9 @@ class _Draft:
         self.workload, self.choice = workload, choice
         self.on_device = workload.parts is not None
         widths, self.frame_bytes = widths_and_frame_bytes(workload, choice)
-        self.matrices = {name: self._planned(matrix, widths[name]) for name, matrix in workload.matrices.items()}
+        self.matrices = {name: self._plan_matrix(matrix, widths[name]) for name, matrix in workload.matrices.items()}
         for name in {name for pull in workload.pulls for name in pull.added_to}:
-            self.matrices[name] = self._planned_sums(self.matrices[name])
+            self.matrices[name] = self._plan_sums(self.matrices[name])
         rows = (m.grid.columns * m.grid.itemsize for m in self.matrices.values() if m.in_frames)
         self.widest = max(rows, default=0)
         """Bytes of a row of the widest matrix that is kept in frames."""
@@ -225,11 +225,11 @@ class _Draft:
                 passes += self._passes(stage, passes)
             programs[name] = Passes(passes)
         regions = {name: self._regions(passes) for name, passes in programs.items()}
-        scratch, heaviest = self._heaviest(programs)
-        taller = {name: self._taller_pulls(passes, scratch) for name, passes in programs.items()}
+        scratch, heaviest = self._find_heaviest_pass(programs)
+        taller = {name: self._raise_pull_rows(passes, scratch) for name, passes in programs.items()}
         if any(taller[name] is not passes for name, passes in programs.items()):
             programs = taller
-            scratch, heaviest = self._heaviest(programs)
+            scratch, heaviest = self._find_heaviest_pass(programs)
         choice, frames = self.choice, self.frame_bytes
         return Layout(
             choice.step_rows, frames, self.matrices, programs, regions, scratch, choice.spare_writes, heaviest
@@ -237,7 +237,7 @@ class _Draft:
 
     # ---- matrices ------------------------------------------------------------------------------------------
 
-    def _planned(self, matrix: Matrix, width: int) -> MatrixPlan:
+    def _plan_matrix(self, matrix: Matrix, width: int) -> MatrixPlan:
         """Return the plan of a matrix in slabs of ``width`` columns."""
         choice, workload = self.choice, self.workload
         cut = choice.cuts.get(matrix.name)
@@ -262,7 +262,7 @@ class _Draft:
         spare = -matrix.columns % max(1, self.workload.line_bytes // itemsize)
         return spare if summed and 16 * spare <= matrix.columns else 0
 
-    def _planned_sums(self, planned: MatrixPlan) -> MatrixPlan:
+    def _plan_sums(self, planned: MatrixPlan) -> MatrixPlan:
         """Return the plan of a matrix that is scattered to."""
         matrix = planned.matrix
         if matrix.name not in self.choice.spilled_sums:
@@ -279,7 +279,7 @@ class _Draft:
 
     def _pulled_matrix(self, stage: Stage, columns: int, pull: Pull, source: MatrixPlan) -> Matrix:
         """Return the matrix that a column pass pulls ``columns`` of the source's columns into."""
-        into = _pulled_into(pull, source.grid.itemsize, self.workload.matrices)
+        into = _pull_output(pull, source.grid.itemsize, self.workload.matrices)
         planned = self.matrices.get(into)
         rows = max(stage.rows, planned.matrix.rows if planned else 0)
         if into == pull.kept:
@@ -300,7 +300,7 @@ class _Draft:
         added to ``matrices``."""
         workload, choice, matrices, index = self.workload, self.choice, self.matrices, len(before)
         if stage.pull is None:
-            return [self._in_low_steps(RowPass(index, stage, stage.loads, None))]
+            return [self._lower_steps(RowPass(index, stage, stage.loads, None))]
         source = matrices[stage.pull.source]
         spills = bool(choice.spilled_sums.intersection(stage.pull.added_to))
         loads = tuple(dict.fromkeys((*stage.loads, *stage.pull.own)))
@@ -321,7 +321,7 @@ class _Draft:
         columns = grid.columns - grid.width(grid.slabs - 1) * overlap_last
         pulled = self._pulled_matrix(stage, columns, stage.pull, source)
         width = stage.pull.output_columns(grid.slab_columns, grid.columns)
-        matrices[pulled.name] = self._planned(pulled, width)
+        matrices[pulled.name] = self._plan_matrix(pulled, width)
         summed_rows = matrices[pulled.name].grid.block_rows if self.on_device and not choice.lean else 0
         at_once = rows_pulled_at_once(stage.pull, workload.tile_rows, summed_rows)
         slabs = grid.slabs - overlap_last
@@ -332,9 +332,9 @@ class _Draft:
         if overlap_last:
             return [sweeps, RowPass(index + 1, stage, (*loads, pulled.name), stage.pull, sweeps=sweeps)]
         item = RowPass(index + 1, stage, (*stage.loads, pulled.name), None)
-        return [sweeps, self._in_low_steps(item)]
+        return [sweeps, self._lower_steps(item)]
 
-    def _in_low_steps(self, item: RowPass) -> RowPass:
+    def _lower_steps(self, item: RowPass) -> RowPass:
         """Return the row pass with lower steps, if its blocks are lower than a step and few rows are computed at a
         time, so that fewer blocks are in use at once. A step then has whole blocks, or equal parts of one. If the
         choice says ``alone``, the pass holds one step at a time."""
@@ -357,7 +357,7 @@ class _Draft:
         of_frame = min(edge_grid(array, topology.edges, self.frame_bytes).block_rows for array in arrays)
         return max(2 * self.workload.part_edges, min(_MOST_EDGES_AT_ONCE, of_frame))
 
-    def _heaviest(self, programs: Mapping[str, Passes]) -> tuple[int, Pass | None]:
+    def _find_heaviest_pass(self, programs: Mapping[str, Passes]) -> tuple[int, Pass | None]:
         """Return the most bytes of temporaries of any pass, and that pass."""
         every = (item for passes in programs.values() for item in passes)
         bounds = ((self._scratch_nbytes(item), item) for item in every)
@@ -366,7 +366,7 @@ class _Draft:
     def _scratch_nbytes(self, item: Pass) -> int:
         return scratch_nbytes(item, self.matrices, self.workload, self.frame_bytes)
 
-    def _taller_pulls(self, passes: Passes, most: int) -> Passes:
+    def _raise_pull_rows(self, passes: Passes, most: int) -> Passes:
         """Return the passes with more rows pulled at once in column passes, since launching or calling a pull costs the
         same for few rows as for many. The rows may take ``most`` bytes, which another pass takes anyway. If memory
         allows, a device takes up to a small fraction of the slabs it gathers from, and at most a step's rows. The CPU
@@ -378,7 +378,7 @@ class _Draft:
             if isinstance(item, ColumnPass) and not item.pull.is_opaque and (on_device or sums):
                 output = matrices[item.output].grid
                 slabs = 0 if choice.lean else slabs_nbytes(item, passes, matrices, workload.share)
-                room = max(most, slabs // (_PART_OF_SLABS if on_device else 1))
+                room = max(most, slabs // (_PULL_MEMORY_DIVISOR if on_device else 1))
                 most_rows = column_step_rows(item, matrices, choice.step_rows)
                 if sums:  # those of several blocks would be copied there
                     most_rows = min(most_rows, output.block_rows)
@@ -386,7 +386,7 @@ class _Draft:
                 if not on_device:
                     width = max(matrices[item.pull.source].grid.slab_columns, output.slab_columns)
                     cached = PULL_TILE_BYTES // (width * workload.pulled_itemsize)
-                    fitting = min(cached, most_rows // (_TILES_OF_A_THREAD * workload.threads))
+                    fitting = min(cached, most_rows // (_TILES_PER_THREAD * workload.threads))
                 while most_rows % (2 * item.rows_at_once) == 0 and 2 * item.rows_at_once <= fitting:
                     taller = replace(item, rows_at_once=2 * item.rows_at_once)
                     if self._scratch_nbytes(taller) > room:
@@ -414,10 +414,10 @@ class _Draft:
                 nbytes = slabs_nbytes(item, passes, matrices, self.workload.share)
                 last = item.index + (item.slabs < matrices[name].grid.slabs)
                 wanted.append((name, nbytes, first, last))
-        return _place(wanted, self.frame_bytes)
+        return _place_regions(wanted, self.frame_bytes)
 
 
-def _place(wanted: list[tuple[str, int, int, int]], frame_bytes: int) -> tuple[Region, ...]:
+def _place_regions(wanted: list[tuple[str, int, int, int]], frame_bytes: int) -> tuple[Region, ...]:
     """Place regions so that no two that are alive at once overlap: the largest first, each at the lowest frame where it
     fits."""
     placed: list[Region] = []

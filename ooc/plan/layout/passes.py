@@ -240,14 +240,14 @@ class Passes(tuple[Pass, ...]):
         return found
 
     @cached_property
-    def _known(self) -> dict[Hashable, Any]:
+    def _remembered(self) -> dict[Hashable, Any]:
         return {}
 
     def remembered(self, key: Hashable, find: Callable[[], Found]) -> Found:
         """Return ``find()``, which is called once for each ``key``."""
-        if key not in self._known:
-            self._known[key] = find()
-        found: Found = self._known[key]
+        if key not in self._remembered:
+            self._remembered[key] = find()
+        found: Found = self._remembered[key]
         return found
 
 

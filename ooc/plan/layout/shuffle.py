@@ -32,7 +32,7 @@ CHUNKS_ARRIVING = 16
 """Chunks of partial sums that are read ahead."""
 _CHUNK_BYTES = tuple(1 << power for power in range(18, 11, -1))
 """Sizes of a chunk in bytes, the largest first: from what a disk moves at almost its full rate down to a page."""
-_SHARE = 8
+_CHUNK_SHARE = 8
 """Chunks are as large as possible while partial sums take less than this fraction (1/8) of the matrix's memory."""
 _PLACE_BYTES = 8
 """Bytes for each row of a bucket that is read: its number, stored once more to be searched."""
@@ -186,7 +186,7 @@ def _empty_sums(rows: int, columns: int, itemsize: int, step_rows: int) -> Parti
         chunk = align_up(max(1, wanted // entry) * entry)
         sums = (PartialSums(rows, columns, itemsize, height, chunk, (0,) * -(-rows // height)) for height in heights)
         best = min(sums, key=lambda one: one.memory_nbytes)
-        if _SHARE * best.memory_nbytes <= rows * columns * itemsize:
+        if _CHUNK_SHARE * best.memory_nbytes <= rows * columns * itemsize:
             break
     return best
 
@@ -207,7 +207,7 @@ def plan_bucketed_rows(
     """Return the buckets, of whole steps: the tallest that take at most ``memory_bytes``, or those that take the
     least."""
     best: BucketedRows | None = None
-    for height, entries in _heights(rows, targets, step_rows, tile_rows, gathered):
+    for height, entries in _bucket_heights(rows, targets, step_rows, tile_rows, gathered):
         for chunk in _CHUNK_BYTES:
             numbers = rows, columns, itemsize, height, chunk, tuple(entries), targets
             shuffle = BucketedRows(*numbers, exact, gathers_own)
@@ -219,7 +219,7 @@ def plan_bucketed_rows(
     return best
 
 
-def _heights(
+def _bucket_heights(
     rows: int, targets: int, step_rows: int, tile_rows: int, gathered: GatheredRows
 ) -> Iterable[tuple[int, Sequence[int]]]:
     """Return heights of buckets, a step times powers of two, each with how many rows its buckets gather. If a step is a

@@ -15,8 +15,8 @@ def build_plan(layout: Layout, capacity: Capacity, *, epoch_only: bool = False) 
     the training epoch alone."""
     workload, blocks = capacity.workload, block_table(layout, capacity.workload)
     device_limit_bytes, host_limit_bytes = capacity.budgets(layout)
-    unrolled = _unrolled(layout, capacity, blocks, epoch_only=epoch_only)
-    staged = _staged(unrolled, layout, capacity, blocks)
+    unrolled = _unroll_arena(layout, capacity, blocks, epoch_only=epoch_only)
+    staged = _stage_host_arena(unrolled, layout, capacity, blocks)
     stops = [region.stop for regions in layout.regions.values() for region in regions]
     return Plan(
         **vars(layout),
@@ -39,7 +39,7 @@ def build_plan(layout: Layout, capacity: Capacity, *, epoch_only: bool = False) 
     )
 
 
-def _unrolled(layout: Layout, capacity: Capacity, blocks: BlockTable, *, epoch_only: bool) -> dict[str, Program]:
+def _unroll_arena(layout: Layout, capacity: Capacity, blocks: BlockTable, *, epoch_only: bool) -> dict[str, Program]:
     """Return the programs of the arena that is computed in."""
     workload, frames, has_tiers = capacity.workload, capacity.frames(layout), capacity.has_tiers
     sequences: dict[str, BlockSequence] = {}
@@ -53,7 +53,9 @@ def _unrolled(layout: Layout, capacity: Capacity, blocks: BlockTable, *, epoch_o
     return unroll(sequences, blocks, spare_writes=spare_writes, paced=has_tiers, epoch_only=epoch_only)
 
 
-def _staged(unrolled: dict[str, Program], layout: Layout, capacity: Capacity, blocks: BlockTable) -> dict[str, Staging]:
+def _stage_host_arena(
+    unrolled: dict[str, Program], layout: Layout, capacity: Capacity, blocks: BlockTable
+) -> dict[str, Staging]:
     """Return the programs of the host's arena below them, if there is one."""
     frames = capacity.host_frames(layout)
     if frames is None:

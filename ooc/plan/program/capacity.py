@@ -122,7 +122,7 @@ class Capacity:
     def arena_bytes(self, layout: Layout) -> int:
         """Return the bytes left for the arena that is computed in; negative if not even the rest fits."""
         device, host = self.budgets(layout)
-        device -= self._beside_device(layout)
+        device -= self._fixed_and_scratch_bytes(layout)
         host -= self.host_bytes(layout)
         if device < 0 or host < 0:
             return -1
@@ -133,7 +133,7 @@ class Capacity:
         what ``layout`` cannot do without."""
         limits, host = self.limits, self.limits.host_bytes
         if limits.one_memory:
-            host = max(self.host_bytes(layout), min(host, limits.memory_bytes - self._beside_device(layout)))
+            host = max(self.host_bytes(layout), min(host, limits.memory_bytes - self._fixed_and_scratch_bytes(layout)))
         return limits.memory_bytes - host, host
 
     def frames(self, layout: Layout) -> int:
@@ -169,7 +169,7 @@ class Capacity:
     def needed_bytes(self, layout: Layout) -> int:
         """Return the least bytes that a run of ``layout`` takes where it is computed, including temporaries and
         parameters."""
-        return self._beside_device(layout) + frames_needed(layout, self.workload) * layout.frame_bytes
+        return self._fixed_and_scratch_bytes(layout) + frames_needed(layout, self.workload) * layout.frame_bytes
 
     def whole_bytes(self, layout: Layout) -> int:
         """Return the least bytes that a run takes on device and host together."""
@@ -197,26 +197,26 @@ class Capacity:
         """Return what a run of ``layout`` cannot do without: bytes by purpose, with the slabs and blocks of the pass
         that needs most. On a machine with device memory the host's part is separate; elsewhere it is all of one
         memory."""
-        held = self._parts_beside(layout)
+        held = self._parts_without_host(layout)
         held["row offsets, scalings and scores, on the host"] = self.workload.fixed_host_bytes
         held["the plan's lists, on the host"] = self._list_bytes(layout)
         if self.has_tiers:
             held["blocks on their way, on the host"] = IN_TRANSFER * layout.frame_bytes
         return held
 
-    def _parts_beside(self, layout: Layout) -> dict[str, int]:
+    def _parts_without_host(self, layout: Layout) -> dict[str, int]:
         """Return the same without the host's part."""
         work = self.workload
         slabs, blocks, item = max(_frames_by_pass(layout, work), key=lambda needed: needed[0] + needed[1])
         return {
             "parameters, gradients and optimizer": work.fixed_device_bytes,
-            f"temporaries of tiles{self._heaviest(layout.heaviest)}": layout.scratch_bytes,
+            f"temporaries of tiles{self._describe_heaviest_pass(layout.heaviest)}": layout.scratch_bytes,
             f"slabs that are gathered from ({item.title})": slabs * layout.frame_bytes,
             f"blocks of {'two steps' if item.steps_at_once > 1 else 'a step'} ({item.title})": blocks
             * layout.frame_bytes,
         }
 
-    def _heaviest(self, item: Pass | None) -> str:
+    def _describe_heaviest_pass(self, item: Pass | None) -> str:
         """Return which pass has the most temporaries, and the edges of a row if its layer needs all of them at once."""
         if item is None:
             return ""
@@ -229,16 +229,16 @@ class Capacity:
         held = f"{edges:,} edges of one row, needed at once by {by}, {format_size(nbytes)}"
         return f" ({item.title}: {held} a thread)"
 
-    def _beside_device(self, layout: Layout) -> int:
+    def _fixed_and_scratch_bytes(self, layout: Layout) -> int:
         return self.workload.fixed_device_bytes + layout.scratch_bytes
 
-    def _spare(self, layout: Layout) -> int:
+    def _spare_host_bytes(self, layout: Layout) -> int:
         """Return the bytes that the host has beyond what ``layout`` needs there; 0 with tiers, since a device cannot
         use them."""
         return 0 if self.has_tiers else max(0, self.limits.host_bytes - self.host_bytes(layout))
 
     def _least_device(self, layout: Layout) -> int:
-        return max(self._beside_device(layout), self.needed_bytes(layout) - self._spare(layout))
+        return max(self._fixed_and_scratch_bytes(layout), self.needed_bytes(layout) - self._spare_host_bytes(layout))
 
     def _least_host(self, layout: Layout) -> int:
         return self.host_bytes(layout) + (IN_TRANSFER * layout.frame_bytes if self.has_tiers else 0)
@@ -257,7 +257,7 @@ class Capacity:
         if limits.one_memory:
             need = self.whole_bytes(layout)
             return (
-                f"the smallest plan needs {format_size(need)} of memory: {self._made_of(layout)}; it may take "
+                f"the smallest plan needs {format_size(need)} of memory: {self._describe_parts(layout)}; it may take "
                 f"{format_size(limits.memory_bytes)}; give memory={limits.of_all(need)}"
             )
         need, device, host = self.needed_bytes(layout), self._least_device(layout), self._least_host(layout)
@@ -272,22 +272,26 @@ class Capacity:
         if device > limits.device_bytes:
             gpu_budget = format_size(limits.device_bytes)
             if self.has_tiers:
-                line = f"the smallest plan needs {format_size(need)} on the device: {self._made_of(layout)}; "
+                line = f"the smallest plan needs {format_size(need)} on the device: {self._describe_parts(layout)}; "
                 line += f"its budget is {gpu_budget}"
-            elif need - self._spare(layout) <= limits.device_bytes:  # not the arena's: no host budget makes up for it
+            elif (
+                need - self._spare_host_bytes(layout) <= limits.device_bytes
+            ):  # not the arena's: no host budget makes up for it
                 line = f"parameters and what layers compute in need {format_size(device)} of the gpu budget alone, "
                 line += f"which is {gpu_budget}"
             else:
-                line = f"the smallest plan needs {format_size(self.whole_bytes(layout))}: {self._made_of(layout)}; "
+                line = (
+                    f"the smallest plan needs {format_size(self.whole_bytes(layout))}: {self._describe_parts(layout)}; "
+                )
                 line += f"the gpu budget is {gpu_budget} and the host budget {format_size(limits.host_bytes)}"
             lines.append(line)
             remedies.append(f"gpu_budget='{budget_of(device)}'")
         return f"{'; '.join(lines)}; give {' and '.join(remedies)}"
 
-    def _made_of(self, layout: Layout) -> str:
+    def _describe_parts(self, layout: Layout) -> str:
         """Return the parts of the smallest plan, as ``ooc plan --floor`` prints them; only those on the device if it
         has memory of its own."""
-        parts = self._parts_beside(layout) if self.has_tiers else self.parts(layout)
+        parts = self._parts_without_host(layout) if self.has_tiers else self.parts(layout)
         return ", ".join(f"{format_size(nbytes)} {what}" for what, nbytes in parts.items() if nbytes)
 
 

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any, Generic, TypeVar
 
 Row = TypeVar("Row")
-_AT_ONCE = 4096
+_ROWS_AT_ONCE = 4096
 """Rows that are converted to columns at a time."""
 
 
@@ -24,7 +24,7 @@ class Columns(Sequence[Row], Generic[Row]):
 
     def extend(self, rows: Iterable[Iterable[int]]) -> None:
         rest = iter(rows)
-        while some := list(islice(rest, _AT_ONCE)):
+        while some := list(islice(rest, _ROWS_AT_ONCE)):
             for column, numbers in zip(self.columns, zip(*some, strict=True), strict=True):
                 column.extend(numbers)
 

@@ -129,13 +129,13 @@ class _Frames:
         for frame, group in enumerate(self.group_of):
             self.members[group].append(frame)
         self.patterns = list(patterns)
-        self.stay = [[self._stay(pattern, p) for p in range(self.passes)] for pattern in self.patterns]
+        self.stay = [[self._free_until(pattern, p) for p in range(self.passes)] for pattern in self.patterns]
         self.clean: list[list[int]] = [[] for _ in patterns]  # heaps: lowest first, so that an arena stays small
         self.cooling: list[deque[tuple[int, int]]] = [deque() for _ in patterns]  # (step since when, frame)
         self.open: set[int] = set()
         self.highest = 0
 
-    def _stay(self, pattern: tuple[bool, ...], start: int) -> int:
+    def _free_until(self, pattern: tuple[bool, ...], start: int) -> int:
         """Return the last pass until which such a frame stays free from pass ``start`` on, counting on into the next
         epoch."""
         if all(pattern):
@@ -232,7 +232,9 @@ def unroll(
     next one looks for them: an epoch leaves what the next epoch, and other programs, want; a program between two epochs
     leaves what the second one wants."""
     firsts = {
-        name: _firsts_of_lasting(sequence.spans, blocks) for name, sequence in sequences.items() if name != PREPARATION
+        name: _first_steps_of_lasting_blocks(sequence.spans, blocks)
+        for name, sequence in sequences.items()
+        if name != PREPARATION
     }
     homes: dict[int, int] = {}
     programs: dict[str, Program] = {}
@@ -260,7 +262,7 @@ def unroll(
     return {name: programs[name] for name in sequences if name in programs}
 
 
-def _firsts_of_lasting(spans: Columns[Span], blocks: BlockTable) -> dict[int, int]:
+def _first_steps_of_lasting_blocks(spans: Columns[Span], blocks: BlockTable) -> dict[int, int]:
     """Return the first step that uses each block, of those that exist in every epoch."""
     firsts, _, used, _ = spans.columns
     lasting = set(filter(blocks.lasts, {*used}))
@@ -292,15 +294,16 @@ class Unrolling:
         self.to_write = blocks_to_write(uses, self.kept)
         self.frames = _Frames(available)
         self.pass_of = array("i", (step.at for step in self.steps))
-        self.pace = self._loads_a_step() if paced else None
-        self.until = self._untils()
+        self.pace = self._loads_per_step() if paced else None
+        self.until = self._last_passes()
         self.where: dict[int, int] = {}
         self.acquired, self.stored = Columns("iib", Acquire), array("i")
         self.acquire, self.store = ByStep(self.acquired), ByStep(self.stored)
         self.moves: dict[int, tuple[Move, ...]] = {}
         self.fill: dict[int, tuple[tuple[int, bool], ...]] = {}
         self.room_ahead = [
-            sum(map(len, available[p])) - (uses.capacity[first] + self._unbroken(first) if stop > first else 0)
+            sum(map(len, available[p]))
+            - (uses.capacity[first] + self._count_unbroken_uses(first) if stop > first else 0)
             for p, (first, stop) in enumerate(self.bounds)
         ]
         self.stored_at = array("i", [_NEVER]) * len(uses.firsts)
@@ -338,7 +341,7 @@ class Unrolling:
             steps_at_once=self.steps_at_once,
         )
 
-    def _unbroken(self, first: int) -> int:
+    def _count_unbroken_uses(self, first: int) -> int:
         """Return the number of blocks in use both in step ``first`` and the step before it, which no capacity
         counts."""
         (firsts, *_), kept, following = self.uses.spans.columns, self.kept.after, self.uses.following
@@ -487,7 +490,7 @@ class Unrolling:
             if frame is not None:
                 self.frames.give(frame, t, being_written=self.stored_at[block] == t)
 
-    def _loads_a_step(self) -> list[int]:
+    def _loads_per_step(self) -> list[int]:
         """Return the average number of loads in a step, by pass and rounded up."""
         loads = [0] * len(self.bounds)
         firsts, _, _, uses = self.uses.spans.columns
@@ -496,7 +499,7 @@ class Unrolling:
                 loads[self.pass_of[first]] += 1
         return [-(-count // max(1, stop - first)) for count, (first, stop) in zip(loads, self.bounds, strict=True)]
 
-    def _untils(self) -> Sequence[int]:
+    def _last_passes(self) -> Sequence[int]:
         """Return, for each span, the pass in which its frame is freed, counted on into the next epoch but no
         further."""
         (_, lasts, _, _), following, after = self.uses.spans.columns, self.uses.following, self.kept.after

@@ -65,7 +65,7 @@ class Receiver:
         for item in passes:
             sweeps = sweeps_of(item)
             if isinstance(item, ColumnPass) and item.processes > 1:
-                for at, received in self._of_sharded(item):
+                for at, received in self._sharded_slab_bytes(item):
                     found[at].append(received)
             elif sweeps is not None:
                 planned, rows = matrices[sweeps.pull.source], written_rows(sweeps.pull, passes[: item.index])
@@ -75,7 +75,7 @@ class Receiver:
                 slabs = every if sweeps is item else range(sweeps.slabs, grid.slabs)
                 if sweeps is item or not ahead:
                     row_bytes = sum(map(grid.width, slabs)) * planned.region_itemsize
-                    wanted = self._wanted_rows(planned, rows, [sweeps.pull.direction])
+                    wanted = self._count_wanted_rows(planned, rows, [sweeps.pull.direction])
                     found[item.index].append(Received(wanted * row_bytes, len(slabs) if ahead else 1))
             if isinstance(item, RowPass):
                 parts = sent_parts_of(item, passes, matrices)
@@ -83,7 +83,7 @@ class Receiver:
                     planned, directions = matrices[name], pulled_by(name, passes[item.index + 1 :])
                     if planned.whole and directions:
                         row_bytes = planned.grid.columns * planned.region_itemsize
-                        wanted = self._wanted_rows(planned, item.rows, directions)
+                        wanted = self._count_wanted_rows(planned, item.rows, directions)
                         found[item.index].append(Received(wanted * row_bytes, parts))
             for name in item.pull.added_to if item.pull is not None else ():
                 hands = (share.rank > 0) + (share.rank < share.count - 1)
@@ -98,26 +98,26 @@ class Receiver:
                 continue
             planned, rows = self.matrices[item.pull.source], written_rows(item.pull, self.passes[: item.index])
             columns, nbytes = planned.matrix.columns, planned.region_itemsize
-            halo = self._wanted_rows(planned, rows, [item.pull.direction])
+            halo = self._count_wanted_rows(planned, rows, [item.pull.direction])
             sharded, kind = None, item.pull.per_edge
             groups, slices = (columns, 1) if kind is None else (kind.groups, kind.slices)
             if not item.pull.is_opaque and (widths := sharded_widths(groups, self.share.count, slices)):
                 width = columns // groups * max(0, min(widths[0], groups - self.share.rank * widths[0]))
-                others = self._others_rows(planned.matrix.space, rows)
+                others = self._count_others_rows(planned.matrix.space, rows)
                 own, pulled = (
                     len(self.share.own(item.space, item.rows)),
                     item.pull.output_columns(columns - width, columns),
                 )
-                sharded = (others * width + own * pulled) * nbytes + self._brought(item, width, columns)
+                sharded = (others * width + own * pulled) * nbytes + self._own_rows_bytes(item, width, columns)
             is_sharded = isinstance(item, ColumnPass) and item.processes > 1
             found.append(Forms(item.pull.source, halo * columns * nbytes, sharded, is_sharded))
         return found
 
-    def _others_rows(self, space: str, rows: int) -> int:
+    def _count_others_rows(self, space: str, rows: int) -> int:
         """Return how many of the first ``rows`` rows belong to other processes."""
         return rows - len(self.share.own(space, rows))
 
-    def _wanted_rows(self, planned: MatrixPlan, rows: int, directions: Sequence[EdgesKey]) -> int:
+    def _count_wanted_rows(self, planned: MatrixPlan, rows: int, directions: Sequence[EdgesKey]) -> int:
         """Return how many of the first ``rows`` rows of a matrix belong to others and are needed for pulls in these
         directions."""
         topology, space, rows = self.topologies[directions[0]], planned.matrix.space, min(rows, planned.grid.rows)
@@ -125,22 +125,22 @@ class Receiver:
             return bisect_left(topology.halo, rows)
         if len(directions) == 1 and topology.halo_rows is not None:
             return topology.halo_rows * rows // self.share.every[space][-1].stop
-        return self._others_rows(space, rows)
+        return self._count_others_rows(space, rows)
 
-    def _brought(self, item: Pass, width: int, columns: int) -> int:
+    def _own_rows_bytes(self, item: Pass, width: int, columns: int) -> int:
         """Return the bytes received of own rows of other processes, for ``width`` of a source's ``columns``."""
         assert item.pull is not None
         own = (self.matrices[name] for name in item.pull.own)
         row_bytes = sum(one.matrix.columns * width // columns * one.region_itemsize for one in own)
-        return self._others_rows(item.space, item.rows) * row_bytes
+        return self._count_others_rows(item.space, item.rows) * row_bytes
 
-    def _of_sharded(self, item: ColumnPass) -> Iterator[tuple[int, Received]]:
+    def _sharded_slab_bytes(self, item: ColumnPass) -> Iterator[tuple[int, Received]]:
         """Yield, with the index of its pass, what is received of sharded slabs, and of what others have pulled for this
         process."""
         planned, rows = self.matrices[item.pull.source], written_rows(item.pull, self.passes[: item.index])
         grid, nbytes, direct = planned.grid, planned.region_itemsize, direct_slabs(self.passes, item)
         others, returned, returns = (
-            self._others_rows(planned.matrix.space, rows),
+            self._count_others_rows(planned.matrix.space, rows),
             0,
             returned_parts(item, planned, self.share),
         )
@@ -152,7 +152,7 @@ class Receiver:
                 assert isinstance(writer, RowPass), "what is sharded is computed by a stage"
                 at, parts = writer.index, sent_parts_of(writer, self.passes, self.matrices)
             yield at, Received(others * grid.width(slab) * nbytes, parts)
-            yield item.index, Received(self._brought(item, grid.width(slab), grid.columns), ahead)
+            yield item.index, Received(self._own_rows_bytes(item, grid.width(slab), grid.columns), ahead)
             returned += sum(grid.width(each) for each in item.turn(slab) if each != slab)
         back = len(self.share.own(item.space, item.rows)) * item.pull.output_columns(returned, grid.columns) * nbytes
         yield item.index, Received(back, (item.processes - 1) * returns)

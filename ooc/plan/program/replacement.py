@@ -179,7 +179,7 @@ def _belady_epoch(uses: Uses, begins: frozenset[int], may_carry: frozenset[int] 
     copied: list[int] = []  # spans of a pass's last step whose blocks the next one's first copies
     position = 0
 
-    def give_up(room: int) -> None:
+    def evict(room: int) -> None:
         while len(held) > room:
             _, _, since, block = heappop(heap)
             if held.get(block) == since:
@@ -191,7 +191,7 @@ def _belady_epoch(uses: Uses, begins: frozenset[int], may_carry: frozenset[int] 
                 else:
                     after[since] = False
 
-    def give_up_copied(stop: int, frames: int) -> None:
+    def evict_for_copied(stop: int, frames: int) -> None:
         """Give up the blocks for which the pass until step ``stop`` has no frames beside waiting blocks and those of
         its first two steps; a frame is freed when the third step begins."""
         at_work = set()
@@ -209,7 +209,7 @@ def _belady_epoch(uses: Uses, begins: frozenset[int], may_carry: frozenset[int] 
     beginning = zip(first, blocks, use, strict=True)
     begins_at, begun, used = next(beginning, _END)
     if steps:
-        give_up(capacity[-1 if uses.cyclic else 0])
+        evict(capacity[-1 if uses.cyclic else 0])
     for step in range(steps):
         if passed_by:
             passed_by.clear()
@@ -242,8 +242,8 @@ def _belady_epoch(uses: Uses, begins: frozenset[int], may_carry: frozenset[int] 
             costs_write = uses.spare_writes and block not in to_write and not uses.lasting(block)
             heappush(heap, (costs_write, -at, i, block))
         if len(held) > capacity[step]:
-            give_up(capacity[step])
+            evict(capacity[step])
         if copied:
-            give_up_copied(*uses.frames_then[step])
+            evict_for_copied(*uses.frames_then[step])
             copied.clear()
     return Kept(after, begins - dropped, frozenset(held) - dropped)

@@ -143,13 +143,13 @@ class BlockTable:
 
     @cached_property
     def _sizes(self) -> list[int]:
-        return self._counted(self.own)
+        return self._block_bytes(self.own)
 
     @cached_property
     def _memory_sizes(self) -> list[int]:
-        return self._counted([None] * len(self.grids)) if any(own is not None for own in self.own) else self._sizes
+        return self._block_bytes([None] * len(self.grids)) if any(own is not None for own in self.own) else self._sizes
 
-    def _counted(self, rows: Sequence[range | None]) -> list[int]:
+    def _block_bytes(self, rows: Sequence[range | None]) -> list[int]:
         """Return the bytes of every block. They are listed, since a plan asks for each many times; all blocks of a slab
         but the last have one size."""
         sizes: list[int] = []
@@ -263,7 +263,7 @@ def uses_of(
         else:
             sweeps = iter([_sharded_uses(item, first, passes, layout, workload, blocks)])
         for mine, since, used in sweeps:
-            if len(held) > _AT_ONCE and since > before:
+            if len(held) > _SORTED_AT_ONCE and since > before:
                 held.sort(key=_IN_ORDER)
                 done, before = bisect_left(held, since, key=_FIRST), since
                 spans.extend(held[:done])
@@ -276,16 +276,16 @@ def uses_of(
     return steps, bounds, spans
 
 
-_AT_ONCE = 4096
+_SORTED_AT_ONCE = 4096
 """About how many uses are sorted at once; sorting all of a program's would take several times the memory of the
 result."""
-_Swept = tuple[list[Step], int, list[Span]]
+_SweepUses = tuple[list[Step], int, list[Span]]
 """Steps, and uses of blocks; neither these uses nor later ones begin before the given step."""
 
 
 def _row_uses(
     item: RowPass, first: int, passes: Passes, layout: Layout, workload: Workload, blocks: BlockTable
-) -> Iterator[_Swept]:
+) -> Iterator[_SweepUses]:
     """Yield the steps of a row pass and its uses of blocks."""
     slab = item.sweeps.slabs if item.sweeps else -1
     own = workload.own(item.space, item.rows)
@@ -305,7 +305,7 @@ def _row_uses(
 
 def _column_uses(
     item: ColumnPass, first: int, passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
-) -> Iterator[_Swept]:
+) -> Iterator[_SweepUses]:
     """Yield the steps of a column pass and its uses of blocks, sweep by sweep. A slab that is left to the row pass is
     copied with that pass's first step."""
     source, target = layout.matrices[item.pull.source].grid, layout.matrices[item.output].grid
@@ -355,7 +355,7 @@ def _pieces(step: Step, item: ColumnPass, workload: Workload) -> list[Step]:
 
 def _sharded_uses(
     item: ColumnPass, first: int, passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
-) -> _Swept:
+) -> _SweepUses:
     """Return the steps and uses of a pass with sharded slabs. Each slab of this process is pulled for everyone's rows,
     its own last; with those, the rows of all slabs are stored."""
     source, target = layout.matrices[item.pull.source].grid, layout.matrices[item.output].grid

@@ -122,8 +122,8 @@ def passing_through(staging: Staging, upper: Program, slab_of: Callable[[int], i
     the next sweep until the moment it is filled, so nothing could be read ahead.
     """
     reads, writes = set(), set()
-    held: dict[int, _Holder] = {}  # by frame
-    last: dict[int, _Holder] = {}  # by block
+    held: dict[int, _HostFrameUse] = {}  # by frame
+    last: dict[int, _HostFrameUse] = {}  # by block
     for index, (transfer, to_frame) in enumerate(in_order(upper)):
         for block, frame, load in staging.program.acquire[index]:
             before = held.pop(frame, None)
@@ -132,7 +132,7 @@ def passing_through(staging: Staging, upper: Program, slab_of: Callable[[int], i
                     reads.add((before.since, before.block))
                 else:
                     writes.add(before.used_by[0])
-            held[frame] = last[block] = _Holder(block, index, load)
+            held[frame] = last[block] = _HostFrameUse(block, index, load)
         holder = last.get(transfer.block)
         if holder is not None:
             holder.used_by.append(index)
@@ -146,7 +146,7 @@ def passing_through(staging: Staging, upper: Program, slab_of: Callable[[int], i
 
 
 @dataclass
-class _Holder:
+class _HostFrameUse:
     """The use of a host frame by ``block``, which has it from transfer ``since`` on: the transfers that have used it,
     and whether the block has only passed through so far."""
 

@@ -38,8 +38,8 @@ def verify_plan(plan: Plan) -> None:
     _verify_budgets(plan)
     _verify_order(plan)
     for name, shuffle in plan.shuffles.items():
-        _claim(not plan.matrices[name].whole and not plan.has_tiers, f"{name} cannot be shuffled")
-        _claim(shuffle.bucket_rows % plan.step_rows == 0, f"{name}: a step lies in several buckets")
+        _require(not plan.matrices[name].whole and not plan.has_tiers, f"{name} cannot be shuffled")
+        _require(shuffle.bucket_rows % plan.step_rows == 0, f"{name}: a step lies in several buckets")
     _verify_partial_sums(plan)
     _verify_bucketed_rows(plan)
     for name, program in plan.unrolled.items():
@@ -48,7 +48,7 @@ def verify_plan(plan: Plan) -> None:
         _verify_low_blocks(plan, name)
         _Replay(plan, name, program, plan.frames, plan.regions[name]).run()
     if plan.has_tiers:
-        _claim(plan.staged.keys() == plan.unrolled.keys(), "not every program has its program of host frames")
+        _require(plan.staged.keys() == plan.unrolled.keys(), "not every program has its program of host frames")
     for name, staging in plan.staged.items():
         _verify_transfers(plan, name, staging)
         _Replay(plan, f"{name}, host", staging.program, plan.host_frames, ()).run()
@@ -56,7 +56,7 @@ def verify_plan(plan: Plan) -> None:
     _verify_homes({name: staging.program for name, staging in plan.staged.items()})
 
 
-def _claim(true: bool, otherwise: str) -> None:
+def _require(true: bool, otherwise: str) -> None:
     if not true:
         raise AssertionError(otherwise)
 
@@ -66,11 +66,11 @@ def _verify_budgets(plan: Plan) -> None:
         ("device", plan.device_peak_bytes, plan.device_limit_bytes),
         ("host", plan.host_peak_bytes, plan.host_limit_bytes),
     ):
-        _claim(peak <= limit, f"{what}: {peak} bytes planned, {limit} allowed")
+        _require(peak <= limit, f"{what}: {peak} bytes planned, {limit} allowed")
     beside = plan.fixed_device_bytes + plan.fixed_host_bytes + plan.scratch_bytes + plan.retained_bytes
     total = plan.device_peak_bytes + plan.host_peak_bytes
     frames = plan.frames + plan.host_frames
-    _claim(total == beside + frames * plan.frame_bytes, "the peaks leave something out")
+    _require(total == beside + frames * plan.frame_bytes, "the peaks leave something out")
 
 
 def _verify_order(plan: Plan) -> None:
@@ -85,19 +85,19 @@ def _verify_order(plan: Plan) -> None:
             for name in replaced:
                 later = {read for behind in passes[item.index + 1 :] for read in behind.reads}
                 learnt = plan.matrices[name].matrix.kind is Kind.LEARNT and name not in later and not plan.has_tiers
-                _claim(learnt, f"{program}: pass {item.index} replaces {name}, which is not for it to do")
+                _require(learnt, f"{program}: pass {item.index} replaces {name}, which is not for it to do")
             both = reads & writes - replaced
             if item.sweeps is not None:  # it reads some slabs of this, and writes another
                 both.discard(item.sweeps.output)
-            _claim(not both, f"{program}: pass {item.index} reads and writes {both}")
+            _require(not both, f"{program}: pass {item.index} reads and writes {both}")
             written |= writes
         for before, behind in pairwise((None, *passes, None)):
             left = behind is not None and behind.sweeps is not None
             if isinstance(before, ColumnPass):
                 every = before.slabs == plan.matrices[before.pull.source].grid.slabs
-                _claim(every != left, f"{program}: pass {before.index} leaves a slab to nobody, or none")
+                _require(every != left, f"{program}: pass {before.index} leaves a slab to nobody, or none")
             if behind is not None and left:
-                _claim(behind.sweeps is before, f"{program}: pass {behind.index} pulls a slab that nobody has left")
+                _require(behind.sweeps is before, f"{program}: pass {behind.index} pulls a slab that nobody has left")
         lasting |= {name for name in written if plan.matrices[name].matrix.kind is Kind.CONSTANT}
 
 
@@ -107,33 +107,33 @@ def _verify_partial_sums(plan: Plan) -> None:
         for program, passes in plan.programs.items():
             writers = [item for item in passes if name in item.stores]
             readers = [item for item in passes if name in item.reads]
-            _claim(len(writers) == len(readers) <= 1, f"{program}: {name} is not written and read once")
+            _require(len(writers) == len(readers) <= 1, f"{program}: {name} is not written and read once")
             for writer, reader in zip(writers, readers, strict=True):
                 is_scattered = writer.pull is not None and name in writer.pull.added_to and writer.spills_sums
                 is_loaded = isinstance(reader, RowPass) and name in reader.loads
-                _claim(is_scattered and is_loaded, f"{program}: {name} is no sum of what is scattered")
+                _require(is_scattered and is_loaded, f"{program}: {name} is no sum of what is scattered")
 
 
 def _verify_bucketed_rows(plan: Plan) -> None:
     """Check that rows are shuffled after all of them have been written, and gathered before their source is written
     again."""
     for name, shuffle in plan.bucketed_rows.items():
-        _claim(shuffle.buckets * shuffle.bucket_rows >= shuffle.targets, f"{name}: some targets are in no bucket")
+        _require(shuffle.buckets * shuffle.bucket_rows >= shuffle.targets, f"{name}: some targets are in no bucket")
     for program, passes in plan.programs.items():
         shuffled: dict[str, str] = {}  # by source: how its rows lie now
         written: dict[str, int] = {}
         for item in passes:
             if item.bucketed is not None:
                 assert item.pull is not None
-                _claim(
+                _require(
                     shuffled.get(item.pull.source) == item.bucketed,
                     f"{program}: {item.bucketed} is gathered before it is shuffled",
                 )
                 shuffle = plan.bucketed_rows[item.bucketed]
-                _claim(
+                _require(
                     item.rows <= shuffle.targets, f"{program}: {item.bucketed} is not shuffled to all that gather it"
                 )
-                _claim(item.pull.is_opaque, f"{program}: pass {item.index} does not gather")
+                _require(item.pull.is_opaque, f"{program}: pass {item.index} does not gather")
             for name in item.stores:
                 shuffled.pop(name, None)
                 written[name] = max(item.rows, written.get(name, 0))
@@ -141,18 +141,18 @@ def _verify_bucketed_rows(plan: Plan) -> None:
                 assert item.pull is not None
                 source = item.pull.source
                 shuffle = plan.bucketed_rows[item.pull.output]
-                _claim(shuffle.rows == item.rows == written[source], f"{program}: not all of {source} is shuffled")
+                _require(shuffle.rows == item.rows == written[source], f"{program}: not all of {source} is shuffled")
                 shuffled[source] = item.pull.output
 
 
 def _verify_regions(plan: Plan, program: str) -> None:
     regions = plan.regions[program]
     for i, one in enumerate(regions):
-        _claim(one.frame >= 0 and one.stop <= plan.frames, f"{program}: the region of {one.matrix} leaves the arena")
+        _require(one.frame >= 0 and one.stop <= plan.frames, f"{program}: the region of {one.matrix} leaves the arena")
         for other in regions[i + 1 :]:
             disjoint = one.stop <= other.frame or other.stop <= one.frame
             disjoint = disjoint or one.last < other.first or other.last < one.first
-            _claim(disjoint, f"{program}: the regions of {one.matrix} and {other.matrix} overlap")
+            _require(disjoint, f"{program}: the regions of {one.matrix} and {other.matrix} overlap")
     for item in plan.programs[program]:
         needed = {n: plan.matrices[n].region_nbytes for n in (*item.reads, *item.stores) if plan.matrices[n].whole}
         needed |= streaming_memory(item, plan.matrices)
@@ -162,7 +162,7 @@ def _verify_regions(plan: Plan, program: str) -> None:
         for name, nbytes in needed.items():
             held = [r for r in regions if r.matrix == name and r.first <= item.index <= r.last]
             enough = any(r.count * plan.frame_bytes >= nbytes for r in held)
-            _claim(enough, f"{program}: {name} is not in memory during pass {item.index}")
+            _require(enough, f"{program}: {name} is not in memory during pass {item.index}")
 
 
 def _verify_slabs(plan: Plan, program: str) -> None:
@@ -199,7 +199,7 @@ def _verify_sharded_slabs(plan: Plan, program: str, item: ColumnPass) -> None:
     assert plan.share is not None, "columns are sharded among several processes"
     rank, source, target = plan.share.rank, plan.matrices[name].grid, plan.matrices[item.output].grid
     every = item.slabs == source.slabs and item.slabs % item.processes == 0 and item.processes == plan.share.count
-    _claim(every, f"{program}: not every process has as many slabs of {name}")
+    _require(every, f"{program}: not every process has as many slabs of {name}")
     *others, own = plan.share.in_turn(item.space, item.rows)
     rows = next(one.rows for one in passes if name in one.stores)
     blocks = source.blocks_with(plan.own(name, rows))
@@ -208,32 +208,32 @@ def _verify_sharded_slabs(plan: Plan, program: str, item: ColumnPass) -> None:
     written = {(span.block, at) for span in writes for at in range(span.first, span.last + 1)}
     brought = {plan.blocks.base(one) + block for one, block in brought_blocks(item, plan.matrices, plan.share)}
     at_first = {block for block, _ in unrolled.fill.get(first, ())}
-    _claim(at_first >= brought, f"{program}: rows lack what they bring to the pull of {name}")
+    _require(at_first >= brought, f"{program}: rows lack what they bring to the pull of {name}")
     number, direct, begun = first, direct_slabs(passes, item), [first] * item.turns_at_once
     for slab in range(rank, item.slabs, item.processes):
         begun.append(number)
         bases = [plan.blocks.base(name) + each * source.blocks for each in item.turn(slab) if slab >= direct]
         filled = {block for block, _ in unrolled.fill.get(begun[-item.turns_at_once], ())}
-        _claim(
+        _require(
             filled >= {base + block for base in bases for block in blocks}, f"{program}: slabs of {name} are missing"
         )
         for expected in (*filter(None, others), own):
             at = expected.start
             while at < expected.stop or not expected:
-                _claim(number < stop, f"{program}: not all rows of {item.output} are pulled")
+                _require(number < stop, f"{program}: not all rows of {item.output} are pulled")
                 step = unrolled.steps[number]
                 as_expected = step.slab == slab and step.start == at and at <= step.stop <= expected.stop
-                _claim(as_expected, f"{program}: step {number} pulls other rows of {item.output} than others expect")
+                _require(as_expected, f"{program}: step {number} pulls other rows of {item.output} than others expect")
                 for block in target.blocks_with(range(at, step.stop)) if expected is own else ():
                     for each in item.turn(slab):
                         there = (plan.blocks.base(item.output) + each * target.blocks + block, number) in written
-                        _claim(there, f"{program}: step {number} lacks some of its rows of {item.output}")
+                        _require(there, f"{program}: step {number} lacks some of its rows of {item.output}")
                 at, number = step.stop, number + 1
                 if at == expected.stop:
                     break
-    _claim(number == stop, f"{program}: more rows of {item.output} are pulled than others expect")
+    _require(number == stop, f"{program}: more rows of {item.output} are pulled than others expect")
     filled_at = {step for step in range(first, stop) if step in unrolled.fill}
-    _claim(filled_at <= {*begun}, f"{program}: slabs of {name} lose their buffers amid a turn")
+    _require(filled_at <= {*begun}, f"{program}: slabs of {name} lose their buffers amid a turn")
 
 
 def _verify_low_blocks(plan: Plan, program: str) -> None:
@@ -274,7 +274,7 @@ def _verify_homes(programs: Mapping[str, Program]) -> None:
     frame_of: dict[int, int] = {}
     for name, program in programs.items():
         for block, frame in (*program.warm, *program.leaves):
-            _claim(frame_of.setdefault(block, frame) == frame, f"{name}: what stays between programs lies elsewhere")
+            _require(frame_of.setdefault(block, frame) == frame, f"{name}: what stays between programs lies elsewhere")
 
 
 def _verify_transfers(plan: Plan, name: str, staging: Staging) -> None:
@@ -298,7 +298,7 @@ def _verify_transfers(plan: Plan, name: str, staging: Staging) -> None:
         for moved, to, blocks in ((up, CopyTo.DEVICE, asked), (down, CopyTo.HOST, list(stored))):
             if moved.pop(t, []) != blocks:
                 raise AssertionError(f"{name}: step {t} does not get what it asks for {to.value}")
-    _claim(not up and not down, f"{name}: something is transferred that no step asks for")
+    _require(not up and not down, f"{name}: something is transferred that no step asks for")
     spans = staging.program.uses.spans
     as_used = len(spans) == len(staging.transfers) and all(
         first == last == at and block == moved and (use == Use.WRITE) == (direction is CopyTo.HOST)
@@ -306,10 +306,10 @@ def _verify_transfers(plan: Plan, name: str, staging: Staging) -> None:
             zip(zip(*spans.columns, strict=True), staging.transfers, strict=True)
         )
     )
-    _claim(as_used, f"{name}: its host frames are used otherwise than by its transfers")
+    _require(as_used, f"{name}: its host frames are used otherwise than by its transfers")
 
 
-def _blocks_that(use: Use, program: Program) -> set[int]:
+def _blocks_where(use: Use, program: Program) -> set[int]:
     _, _, blocks, uses = program.uses.spans.columns
     return {block for block, found in zip(blocks, uses, strict=True) if found == use}
 
@@ -323,7 +323,7 @@ class _Replay:
         self.content: dict[int, int] = dict((frame, block) for block, frame in program.warm)
         self.where: dict[int, int] = dict(program.warm)
         self.stored: set[int] = set()
-        self.written = _blocks_that(Use.WRITE, program)
+        self.written = _blocks_where(Use.WRITE, program)
         self.beginning = zip(*program.uses.spans.columns, strict=True)  # by first step
         self.next = next(self.beginning, None)  # the first use that has not begun
         self.ending: dict[int, list[int]] = {}  # by last step: the blocks of those that have not ended
@@ -345,37 +345,37 @@ class _Replay:
                     self._put(block, frame)
                     if load:
                         if not self._on_ssd(block):
-                            raise self._wrong(block, "is read from the SSD and is not there")
+                            raise self._block_error(block, "is read from the SSD and is not there")
                         self.filled.add(block)
                         read += nbytes(block)
                 for block, in_frame in self.program.fill.get(t, ()):
                     if in_frame:
                         if block not in self.where or block not in self.filled:
-                            raise self._wrong(block, "is not in a frame")
+                            raise self._block_error(block, "is not in a frame")
                     else:
                         if not self._on_ssd(block):
-                            raise self._wrong(block, "is copied from the SSD and is not there")
+                            raise self._block_error(block, "is copied from the SSD and is not there")
                         read += nbytes(block)
                 self._begin(t)
                 for block in next(stored):
                     if block not in self.where:
-                        raise self._wrong(block, "is written out of no frame")
+                        raise self._block_error(block, "is written out of no frame")
                     self.stored.add(block)
                     written += nbytes(block)
             for t in range(max(first, stop - at_once), stop):
                 self._end(t)
         if self.next is not None:
-            raise self._wrong(self.next[2], "is used after the program ends")
-        for block in _blocks_that(Use.UPDATE, self.program) - self.stored:
-            raise self._wrong(block, "is replaced, and not on the SSD in the end")
+            raise self._block_error(self.next[2], "is used after the program ends")
+        for block in _blocks_where(Use.UPDATE, self.program) - self.stored:
+            raise self._block_error(block, "is replaced, and not on the SSD in the end")
         self._move(len(self.program.bounds))
         for block, frame in self.program.leaves:
             if self.content.get(frame) != block:
-                raise self._wrong(block, "is not where the next program looks for it")
+                raise self._block_error(block, "is not where the next program looks for it")
         stated = self.program.read_bytes, self.program.write_bytes
-        _claim((read, written) == stated, f"{self.name}: its bytes are not as stated")
+        _require((read, written) == stated, f"{self.name}: its bytes are not as stated")
 
-    def _wrong(self, block: int, how: str) -> AssertionError:
+    def _block_error(self, block: int, how: str) -> AssertionError:
         """Return an AssertionError with its message, which is made only on failure, as a plan has millions of
         claims."""
         matrix, slab, row_block = self.plan.blocks.where(block)
@@ -388,12 +388,12 @@ class _Replay:
 
     def _put(self, block: int, frame: int) -> None:
         if not 0 <= frame < self.frames:
-            raise self._wrong(block, "lies outside the arena")
+            raise self._block_error(block, "lies outside the arena")
         if self.plan.blocks.memory_nbytes(block) > self.plan.frame_bytes:
-            raise self._wrong(block, "is larger than a frame")
+            raise self._block_error(block, "is larger than a frame")
         for region in self.open:
             if region.frame <= frame < region.stop:
-                raise self._wrong(block, "lies in a region")
+                raise self._block_error(block, "lies in a region")
         self._vacate(frame)
         self.content[frame] = block
         self.where[block] = frame
@@ -402,7 +402,7 @@ class _Replay:
         block = self.content.pop(frame, None)
         if block is not None and self.where.get(block) == frame:
             if self.busy.get(block):
-                raise self._wrong(block, "is in use and loses its frame")
+                raise self._block_error(block, "is in use and loses its frame")
             del self.where[block]
             self.filled.discard(block)
 
@@ -413,13 +413,13 @@ class _Replay:
             self.next = next(self.beginning, None)
             use = _USES[number]
             if first < t:
-                raise self._wrong(block, "is used before the program begins")
+                raise self._block_error(block, "is used before the program begins")
             if use is Use.COPY:
                 continue
             if block not in where:
-                raise self._wrong(block, "is used and has no frame")
+                raise self._block_error(block, "is used and has no frame")
             if use.reads and block not in filled:
-                raise self._wrong(block, "is used before it is read")
+                raise self._block_error(block, "is used before it is read")
             if use.writes:
                 filled.add(block)
                 self.written.add(block)
@@ -437,7 +437,7 @@ class _Replay:
     def _move(self, p: int) -> None:
         for block, origin, target in self.program.moves.get(p, ()):
             if self.where.get(block) != origin:
-                raise self._wrong(block, "is moved from where it is not")
+                raise self._block_error(block, "is moved from where it is not")
             self._vacate(target)
             self.content[target] = block
             self.where[block] = target

@@ -47,7 +47,7 @@ class Lane:
     def widen(self, end_s: float) -> None:
         """Make pieces reach beyond ``end_s``."""
         while end_s >= self.piece_s * PIECES:
-            self.busy_s, self.nbytes = _halved(self.busy_s, sum), _halved(self.nbytes, sum)
+            self.busy_s, self.nbytes = _merge_pairs(self.busy_s, sum), _merge_pairs(self.nbytes, sum)
             self.piece_s *= 2
 
 
@@ -71,7 +71,7 @@ class Peaks:
     def widen(self, end_s: float) -> None:
         """Make pieces reach beyond ``end_s``."""
         while end_s >= self.piece_s * PIECES:
-            self.nbytes = _halved(self.nbytes, max)
+            self.nbytes = _merge_pairs(self.nbytes, max)
             self.piece_s *= 2
 
 
@@ -119,7 +119,7 @@ class Condenser:
             "passes": self._passes,
             "resources": [_resource(resource, lanes, piece_s) for resource, lanes in self._lanes.items()],
             "memory": [
-                {"tier": tier, "limit_bytes": limit, "bytes": _held(peaks.nbytes)}
+                {"tier": tier, "limit_bytes": limit, "bytes": _fill_gaps(peaks.nbytes)}
                 for tier, (limit, peaks) in self._memory.items()
             ],
         }
@@ -201,24 +201,24 @@ def _resource(resource: Resource, lanes: Sequence[Lane], piece_s: float) -> dict
         "resource": resource.value,
         "busy_s": sum(busy_s),
         "moved_bytes": sum(moved),
-        "busy": _trimmed(shares),
-        "bytes": _trimmed(moved),
+        "busy": _trim_zeros(shares),
+        "bytes": _trim_zeros(moved),
     }
 
 
-def _held(nbytes: list[int]) -> list[int]:
+def _fill_gaps(nbytes: list[int]) -> list[int]:
     """Return the memory by piece, where a piece without a record has the memory of the piece before."""
     held: list[int] = []
     last = next((n for n in nbytes if n), 0)
-    for n in _trimmed(nbytes):
+    for n in _trim_zeros(nbytes):
         last = n or last
         held.append(last)
     return held
 
 
-def _trimmed(numbers: list[int]) -> list[int]:
+def _trim_zeros(numbers: list[int]) -> list[int]:
     return numbers[: max((end for end, number in enumerate(numbers, start=1) if number), default=0)]
 
 
-def _halved(numbers: list[Any], together: Callable[[Any], Any]) -> list[Any]:
+def _merge_pairs(numbers: list[Any], together: Callable[[Any], Any]) -> list[Any]:
     return [together(pair) for pair in zip(numbers[::2], numbers[1::2], strict=True)] + [0] * (PIECES // 2)

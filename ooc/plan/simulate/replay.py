@@ -97,7 +97,7 @@ class Replay:
                 for frame in range(region.frame, region.stop):
                     self._await(self.leaving.pop(frame, None))
         computing = sum(self._step(t, first, item) for t in range(first, stop))
-        self._left(first, stop, item)
+        self._finish_pass(first, stop, item)
         ended = self._clock()
         waited = max(0.0, ended - began - computing)
         bound = Resource.COMPUTE
@@ -130,7 +130,7 @@ class Replay:
         self.now = max(self.now, self.done[t] - behind)
         return seconds
 
-    def _left(self, first: int, stop: int, item: Pass) -> None:
+    def _finish_pass(self, first: int, stop: int, item: Pass) -> None:
         """Handle the end of a pass, when all its steps have begun."""
         if stop > first:
             self.now = max(self.now, self.done[stop - 1])

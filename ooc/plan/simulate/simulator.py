@@ -24,7 +24,7 @@ from ooc.plan.workload import Workload
 _COPY_OPERATORS = 5
 """Operators that the host launches in the time it takes to start a copy: with a stand-in device that took 9 us, and
 there are three calls of a driver besides."""
-_ASKING_SHARE = 0.2
+_REQUEST_SHARE = 0.2
 """The fraction of the processor's time for moving a block that goes into requesting it; the rest is for checksums in
 another thread. For blocks of 8 MB, the requesting thread took 0.21 ms, instead of 1.07 ms with the checksums."""
 
@@ -101,7 +101,7 @@ class DeviceReplay(Replay):
             self.waits[resource] = self.waits.get(resource, 0.0) + held_s - ready_s
         return max(ready_s, held_s)
 
-    def _left(self, first: int, stop: int, item: Pass) -> None:
+    def _finish_pass(self, first: int, stop: int, item: Pass) -> None:
         for t in range(max(first, stop - item.steps_at_once), stop):
             self._end(t, item.index)
         self.done.clear()
@@ -196,7 +196,7 @@ class HostTier:
         self._index += 1
         _, block, direction = self._staging.transfers[index]
         self.now = max(self.now, now_s)
-        self._write_what_has_come()
+        self._write_arrived_blocks()
         for taken, frame, load in program.acquire[index]:
             self._where[taken] = frame
             if load:
@@ -233,10 +233,10 @@ class HostTier:
         """Return when everything is done."""
         for ticket, _ in list(self._unsaved.values()):
             self.now = max(self.now, self.pcie.served[ticket])
-            self._write_what_has_come()
+            self._write_arrived_blocks()
         return max(self.now, self.pcie.drain(), self.disk.drain())
 
-    def _write_what_has_come(self) -> None:
+    def _write_arrived_blocks(self) -> None:
         while self._unsaved:
             block, (ticket, at) = next(iter(self._unsaved.items()))
             if self.pcie.served[ticket] > self.now:
@@ -270,7 +270,7 @@ class HostTier:
         self._arriving[block] = self._send(READ, block, self._postponed.pop(block))
 
     def _wait_written(self, block: int) -> None:
-        self._write_what_has_come()
+        self._write_arrived_blocks()
         if block in self._written:
             saved_s = max(self.disk.wait(self._written.pop(block)), self._summed_s.pop(block))
             self._wait(saved_s, Resource.SSD_WRITE)
@@ -285,12 +285,12 @@ class HostTier:
         nbytes = self._plan.blocks.nbytes(block)
         ticket = self.disk.send(direction, nbytes, at, self.now)
         self.issued_s += nbytes / self.disk.rates[direction]
-        self.now += _ASKING_SHARE * self._hardware.moving_s(nbytes)
+        self.now += _REQUEST_SHARE * self._hardware.moving_s(nbytes)
         return ticket
 
     def _check(self, block: int, there_s: float) -> float:
         """Return when the checksum of ``block``, whose bytes are there from ``there_s`` on, has been computed, after
         those of other blocks."""
-        looking_s = (1 - _ASKING_SHARE) * self._hardware.moving_s(self._plan.blocks.nbytes(block))
+        looking_s = (1 - _REQUEST_SHARE) * self._hardware.moving_s(self._plan.blocks.nbytes(block))
         self.checked_s = max(self.checked_s, there_s) + looking_s
         return self.checked_s

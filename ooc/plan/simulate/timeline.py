@@ -149,12 +149,12 @@ def together(
         begins.append(begins[-1] + max(s + wait for s, wait in zip(computed, waits, strict=True)))
     written = max(one.epoch_s - one.passes[-1].end_s for one in timelines)
     return [
-        _on_one_clock(timeline, one, begins, begins[-1] + written, link_bytes_per_s)
+        _align_clocks(timeline, one, begins, begins[-1] + written, link_bytes_per_s)
         for timeline, one in zip(timelines, received, strict=True)
     ]
 
 
-def _on_one_clock(
+def _align_clocks(
     timeline: Timeline, received: Sequence[Sequence[Received]], begins: Sequence[float], epoch_s: float, rate: float
 ) -> Timeline:
     passes, events = [], []
