@@ -19,8 +19,8 @@ from ooc.errors import ModelError
 
 _MEMORY: Any = torch.utils.deterministic
 """torch's settings of deterministic algorithms; a module without type annotations."""
-_NO_WAY = "does not have a deterministic implementation"
-_WORKSPACES = "CUBLAS_WORKSPACE_CONFIG"
+_NOT_DETERMINISTIC = "does not have a deterministic implementation"
+_WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 _SCATTERED = {torch.Tensor.scatter_add: "index_add", torch.scatter_add: "index_add"}
 _SCATTERED |= {torch.Tensor.scatter_add_: "index_add_"}
 
@@ -35,14 +35,14 @@ def in_fixed_order(place: torch.device, where: str) -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     fills = _MEMORY.fill_uninitialized_memory
     # cuBLAS is asked for workspaces that are the same every time; torch, which has them set aside by stream, insists.
-    os.environ.setdefault(_WORKSPACES, ":4096:8")
+    os.environ.setdefault(_WORKSPACE_VARIABLE, ":4096:8")
     torch.use_deterministic_algorithms(True)
     _MEMORY.fill_uninitialized_memory = False
     try:
         with RowsByIndex():
             yield
     except RuntimeError as error:
-        if _NO_WAY not in str(error):
+        if _NOT_DETERMINISTIC not in str(error):
             raise
         operator = str(error).split(maxsplit=1)[0]
         raise ModelError(

@@ -103,11 +103,11 @@ def attend(gat: GatHeads, tile: TileEdges, *, source_NS: Tensor, a_dst_RG: Tenso
             weight_EH = score_EH.tanh()
         else:
             weight_EH = softmax.weigh(piece, F.leaky_relu(score_EH, gat.negative_slope))
-        sloped_EH = _sloped(gat, weight_EH, score_EH)
+        sloped_EH = _times_slope(gat, weight_EH, score_EH)
         if keep and gat.negative_slope is not None:
             out_RHTK[here, ..., -1] += piece.sums(sloped_EH)[:, :, None]
         weights = gat.dropped(piece, Direction.IN, [weight_EH, sloped_EH][: 1 + keep])
-        for total, sums in zip(totals, _weighted(gat, piece, source_NHTK, weights), strict=True):
+        for total, sums in zip(totals, _weighted_sums(gat, piece, source_NHTK, weights), strict=True):
             total[here, ..., :channels] += sums[..., :channels]
     lse_RH = softmax.finish()
     if keep:
@@ -148,18 +148,18 @@ def pull_sources(gat: GatHeads, tile: TileEdges, *, target_NS: Tensor, source_RS
         else:
             leaky_EH = F.leaky_relu(score_EH, gat.negative_slope)
             weight_EH = leaky_EH.sub_(target_NHTK[:, :, 0, -2][piece.neighbours_E]).exp_()
-        sloped_EH = _sloped(gat, weight_EH, score_EH)
+        sloped_EH = _times_slope(gat, weight_EH, score_EH)
         if gat.negative_slope is not None:
             of_d_EHT = target_NHTK[..., -1][piece.neighbours_E].mul_(sloped_EH[:, :, None])
             out_RHTK[here, ..., -1] -= piece.sums(of_d_EHT.flatten(1)).view(-1, heads, slices)
         weights = gat.dropped(piece, Direction.OUT, [weight_EH, sloped_EH])
-        sums, sloped_sums = _weighted(gat, piece, target_NHTK, weights)
+        sums, sloped_sums = _weighted_sums(gat, piece, target_NHTK, weights)
         out_RHTK[here, ..., :-1] += sums[..., 1:-2]
         out_RHTK[here, ..., -1] += (sloped_sums[..., 1:-2] * z_RHTC[here]).sum(3)
     return out_RHTK.view(rows, -1)
 
 
-def _weighted(gat: GatHeads, piece: Piece, matrix_NHTK: Tensor, weights: list[Tensor]) -> list[Tensor]:
+def _weighted_sums(gat: GatHeads, piece: Piece, matrix_NHTK: Tensor, weights: list[Tensor]) -> list[Tensor]:
     """Return Σ weight · neighbour's row over every row's edges, head by head [R, H, T, K], for each of several weights
     [E, H]."""
     if gat.negative_slope is None:  # of one head, so that no row is copied
@@ -171,7 +171,7 @@ def _weighted(gat: GatHeads, piece: Piece, matrix_NHTK: Tensor, weights: list[Te
     return [one.view(-1, *matrix_NHTK.shape[1:]) for one in sums]
 
 
-def _sloped(gat: GatHeads, values_EH: Tensor, score_EH: Tensor) -> Tensor:
+def _times_slope(gat: GatHeads, values_EH: Tensor, score_EH: Tensor) -> Tensor:
     """Return values times the derivative of the leaky rectifier (1 above zero, the slope elsewhere, as torch defines
     it); or l α for signed coefficients, which the values are."""
     if gat.negative_slope is None:

@@ -43,7 +43,7 @@ class Bounds(NamedTuple):
 
 def sums(itemsize: int) -> Parts:
     """Return how a GPU makes plain sums of numbers of ``itemsize`` bytes in parts."""
-    return Parts(EDGES_PER_SEGMENT, _summed(itemsize), _PART_BYTES)
+    return Parts(EDGES_PER_SEGMENT, _sum_itemsize(itemsize), _PART_BYTES)
 
 
 def maximum(*, columns: int, itemsize: int) -> Bounds:
@@ -51,7 +51,7 @@ def maximum(*, columns: int, itemsize: int) -> Bounds:
     width for the edges, and six for the rows."""
     both = 2 * columns * itemsize
     of_torch = 5 * columns * itemsize + columns + 48, 6 * columns * itemsize + columns + 32
-    return Bounds(of_torch, (both,) * 3, _FIXED_BYTES + both, _on_device(2 * columns, 2 * columns, itemsize))
+    return Bounds(of_torch, (both,) * 3, _FIXED_BYTES + both, _device_bounds(2 * columns, 2 * columns, itemsize))
 
 
 def gat(*, heads: int, slices: int, channels: int, itemsize: int, dropout: bool, signed: bool = False) -> Bounds:
@@ -68,7 +68,7 @@ def gat(*, heads: int, slices: int, channels: int, itemsize: int, dropout: bool,
     per_edge = 48 + heads * (6 + copied) * itemsize + (96 + heads * (2 + 2 * itemsize) if dropout else 0)
     of_torch = per_edge, groups * ((4 * columns + 8) * itemsize + 64) + 24
     fixed = _FIXED_BYTES + EDGES * (5 * heads + groups) * itemsize
-    return Bounds(of_torch, (numbers * itemsize,) * 3, fixed, _on_device(numbers, numbers + groups, itemsize))
+    return Bounds(of_torch, (numbers * itemsize,) * 3, fixed, _device_bounds(numbers, numbers + groups, itemsize))
 
 
 def messages(
@@ -110,7 +110,7 @@ def messages(
     forward = 2 * message + 3 * groups + brought + (groups + 4) * loop
     of_targets = 2 * packed + 2 * (brought + message + 2 * groups) + 2 * pulled
     of_row = forward, 2 * source + loop, of_targets
-    summed, of_loops = _summed(itemsize), loop * itemsize + 2 * itemsize + 40 if loop else 0
+    summed, of_loops = _sum_itemsize(itemsize), loop * itemsize + 2 * itemsize + 40 if loop else 0
     of_parts = _parts_per_edge(max(message + 2 * groups, source, pulled) * summed)
     return Bounds(
         (per_edge, per_row),
@@ -120,10 +120,10 @@ def messages(
     )
 
 
-def _on_device(slot: int, row: int, itemsize: int) -> tuple[int, int]:
+def _device_bounds(slot: int, row: int, itemsize: int) -> tuple[int, int]:
     """Return bounds for a GPU. ``slot``: numbers of a slot; ``row``: numbers of a row of the result, which may be
     copied once more to be rounded."""
-    return _parts_per_edge(slot * _summed(itemsize)), 2 * row * _summed(itemsize)
+    return _parts_per_edge(slot * _sum_itemsize(itemsize)), 2 * row * _sum_itemsize(itemsize)
 
 
 def _parts_per_edge(slot_bytes: int) -> int:
@@ -132,6 +132,6 @@ def _parts_per_edge(slot_bytes: int) -> int:
     return -(-2 * (slot_bytes + _PART_BYTES) // EDGES_PER_SEGMENT)
 
 
-def _summed(itemsize: int) -> int:
+def _sum_itemsize(itemsize: int) -> int:
     """Return the bytes of the type in which numbers of ``itemsize`` bytes are summed."""
     return max(4, itemsize)

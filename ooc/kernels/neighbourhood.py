@@ -118,7 +118,7 @@ def runs(tile: TileEdges, most: int | None = None, *, pads: bool = False) -> Ite
     tile is cut depends only on the tile and the kind of device. ``pads``: every row has room for as many edges as the
     longest one, so a run has at most ``PADDED_EDGE`` places for every edge and ``PADDED_ROW`` for every row."""
     cut = _runs(tile, most)
-    yield from chain.from_iterable(map(_alike, cut)) if pads else cut
+    yield from chain.from_iterable(map(_split_evenly, cut)) if pads else cut
 
 
 def _runs(tile: TileEdges, most: int | None) -> Iterator[TileEdges]:
@@ -134,29 +134,31 @@ def _runs(tile: TileEdges, most: int | None) -> Iterator[TileEdges]:
         if count > 1:  # as even as rows allow
             stop = int(np.searchsorted(offsets, first + (int(offsets[-1]) - first) // count))
             stop = max(start + 1, stop - (int(offsets[stop]) - first > most))
-        yield _rows_of(tile, start, stop, slice(first, int(offsets[stop])))
+        yield _cut_rows(tile, start, stop, slice(first, int(offsets[stop])))
         start = stop
 
 
-def _alike(tile: TileEdges) -> Iterator[TileEdges]:
+def _split_evenly(tile: TileEdges) -> Iterator[TileEdges]:
     """Yield runs of rows with about as many edges each."""
     offsets = tile.offsets_R1.tolist()
     start = most = 0
     for row, (first, stop) in enumerate(pairwise(offsets)):
         widest, rows = max(most, stop - first), row + 1 - start
         if rows * widest > PADDED_EDGE * (stop - offsets[start]) + PADDED_ROW * rows:
-            yield _rows_of(tile, start, row, slice(offsets[start], first))
+            yield _cut_rows(tile, start, row, slice(offsets[start], first))
             start, widest = row, stop - first
         most = widest
-    yield _rows_of(tile, start, tile.rows, slice(offsets[start], offsets[-1]))
+    yield _cut_rows(tile, start, tile.rows, slice(offsets[start], offsets[-1]))
 
 
-def _rows_of(tile: TileEdges, start: int, stop: int, edges: slice) -> TileEdges:
+def _cut_rows(tile: TileEdges, start: int, stop: int, edges: slice) -> TileEdges:
     """Return some of the tile's rows, which have these edges."""
-    return _with_edges(tile, edges, tile.offsets_R1[start : stop + 1] - edges.start, start)
+    return _select_edges(tile, edges, tile.offsets_R1[start : stop + 1] - edges.start, start)
 
 
-def _with_edges(tile: TileEdges, edges: slice | Tensor, offsets_R1: Tensor | None = None, start: int = 0) -> TileEdges:
+def _select_edges(
+    tile: TileEdges, edges: slice | Tensor, offsets_R1: Tensor | None = None, start: int = 0
+) -> TileEdges:
     """Return some of the tile's edges, for its rows from ``start`` on."""
     return replace(
         tile,
@@ -174,7 +176,7 @@ def present(row: TileEdges, rows: int) -> TileEdges:
     if bool((row.indices_E[1:] < row.indices_E[:-1]).any()):
         raise StoreError("neighbours of a row are not in ascending order; convert again")
     count = int(torch.searchsorted(row.indices_E, rows))
-    return _with_edges(row, slice(count), row.offsets_R1.clamp(max=count))
+    return _select_edges(row, slice(count), row.offsets_R1.clamp(max=count))
 
 
 def stretches(row: TileEdges, most: int) -> Iterator[tuple[TileEdges, int]]:
@@ -185,7 +187,7 @@ def stretches(row: TileEdges, most: int) -> Iterator[tuple[TileEdges, int]]:
         last = min(edges, first + most)
         before = first - int(torch.searchsorted(row.indices_E[:first], row.indices_E[first]))
         offsets_R1 = row.offsets_R1.new_tensor([0, last - first])
-        yield _with_edges(row, slice(first, last), offsets_R1), before
+        yield _select_edges(row, slice(first, last), offsets_R1), before
 
 
 def neighbourhood(tile: TileEdges, rows: int) -> Neighbourhood:
@@ -197,7 +199,7 @@ def neighbourhood(tile: TileEdges, rows: int) -> Neighbourhood:
     target_E = torch.repeat_interleave(rows_R, counts_R, output_size=neighbours_E.shape[0])
     if neighbours_E.shape[0] and highest_row(tile, neighbours_E) >= rows:
         present_E = neighbours_E < rows
-        neighbours_E, target_E, tile = neighbours_E[present_E], target_E[present_E], _with_edges(tile, present_E)
+        neighbours_E, target_E, tile = neighbours_E[present_E], target_E[present_E], _select_edges(tile, present_E)
     if not neighbours_E.shape[0]:
         return _without_edges(tile)
     is_own_E = (neighbours_E >= tile.start) & (neighbours_E < tile.start + tile.rows)

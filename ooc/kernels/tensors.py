@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_SUM = 0
+_SUM_MODE = 0
 """torch's number of the mode "sum" of ``embedding_bag``."""
 
 
@@ -56,7 +56,7 @@ def pull(source_NW: Tensor, indices_E: Tensor, offsets_R1: Tensor, weight_E: Ten
     if indices_E.numel() == 0:
         return source_NW.new_zeros(offsets_R1.numel() - 1, source_NW.shape[1])
     # Not by way of torch.nn.functional, whose checks take as long as a small tile's sum.
-    return torch.embedding_bag(source_NW, indices_E, offsets_R1, False, _SUM, False, weight_E, True)[0]
+    return torch.embedding_bag(source_NW, indices_E, offsets_R1, False, _SUM_MODE, False, weight_E, True)[0]
 
 
 def largest_columns(rows_RC: Tensor) -> Tensor:
@@ -84,15 +84,15 @@ def pack_by_torch(bools_RC: Tensor) -> Tensor:
     """``pack`` on any device."""
     columns = bools_RC.shape[1]
     padded = F.pad(bools_RC.to(torch.uint8), (0, -columns % 8))
-    return (padded.view(len(padded), padded.shape[1] // 8, 8) << _places(bools_RC)).sum(dim=2, dtype=torch.uint8)
+    return (padded.view(len(padded), padded.shape[1] // 8, 8) << _bit_shifts(bools_RC)).sum(dim=2, dtype=torch.uint8)
 
 
 def unpack_by_torch(bytes_RB: Tensor, columns: int) -> Tensor:
     """``unpack`` on any device."""
-    return ((bytes_RB[:, :, None] >> _places(bytes_RB)) & 1).flatten(1)[:, :columns]
+    return ((bytes_RB[:, :, None] >> _bit_shifts(bytes_RB)) & 1).flatten(1)[:, :columns]
 
 
-def _places(like: Tensor) -> Tensor:
+def _bit_shifts(like: Tensor) -> Tensor:
     """How far each of eight bits is shifted."""
     return torch.arange(7, -1, -1, dtype=torch.uint8, device=like.device)
 

@@ -296,13 +296,13 @@ def test_a_device_makes_rows_of_edges(
 ) -> None:
     """Where the CPU leaves them be."""
     rows_of_edges.undo()
-    model, made, begun = MODELS["layers that run as they are"], edge_rows.made, list[int]()
+    model, materialized, begun = MODELS["layers that run as they are"], edge_rows.materialized, list[int]()
 
     def watched(rows: Tensor) -> Tensor:
         begun.append(1)
-        return made(rows)
+        return materialized(rows)
 
-    rows_of_edges.setattr(edge_rows, "made", watched)
+    rows_of_edges.setattr(edge_rows, "materialized", watched)
     trainer = on_device(model, store, tmp_path)()
     begun.clear()  # trying a layer is no run of it
     found = outcome(trainer)

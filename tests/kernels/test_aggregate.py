@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ooc.kernels.aggregate import pull, pull_tile, sums_rows_of
-from ooc.kernels.edges import SelfLoops, TileEdges, are_others, counted, only, with_self
+from ooc.kernels.edges import SelfLoops, TileEdges, are_other_rows, counted, insert_self_loops, select_edges
 
 ROWS = 500
 
@@ -75,7 +75,7 @@ def test_a_row_becomes_the_last_of_its_neighbours(case: tuple[Tensor, Tensor, in
     expected = [
         [*neighbours, *([row] if row < stop else [])] for row, neighbours in enumerate(lists(indices, offsets), start)
     ]
-    found = with_self(indices, offsets, start, stop)[:2]
+    found = insert_self_loops(indices, offsets, start, stop)[:2]
     assert lists(*found) == expected
     assert [part.dtype for part in found] == [indices.dtype, offsets.dtype]
 
@@ -105,7 +105,7 @@ def test_rows_of_a_tile(case: tuple[Tensor, Tensor, int], height: int, with_loop
     indices, offsets, start = case
     source = torch.randn(height, 5, generator=torch.Generator().manual_seed(height))
     if known:
-        indices, offsets, _ = only(are_others(indices, offsets, start), indices, offsets)
+        indices, offsets, _ = select_edges(are_other_rows(indices, offsets, start), indices, offsets)
     tile = TileEdges(indices, offsets, start, ROWS, SelfLoops.EXACTLY_ONE if with_loops else SelfLoops.AS_STORED)
     expected = []
     for row, neighbours in enumerate(lists(indices, offsets), start):

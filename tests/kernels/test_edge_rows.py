@@ -16,7 +16,7 @@ pytest.importorskip("numba")
 
 from ooc.kernels import edge_rows
 from ooc.kernels.compiled import edge_rows as loops
-from ooc.kernels.edge_rows import LookedUp, made
+from ooc.kernels.edge_rows import LazyGathers, materialized
 
 Parts = dict[str, Tensor]
 
@@ -128,12 +128,12 @@ def test_messages_and_gradients_are_torchs(
             found = torch.zeros(7, 12, dtype=dtype).index_add(0, ends[1], messages)
         else:
             found = scatter(messages, ends[1], 0, 7, reduce)
-        found = made(found)
+        found = materialized(found)
         wanted = [one for one in (x, others, *parts.values()) if one.is_leaf]
         return [found, *(torch.autograd.grad(found, wanted, above, materialize_grads=True) if records else [])]
 
     expected = run()
-    with LookedUp():
+    with LazyGathers():
         found = run()
     tolerance = 1e-3 if dtype == torch.float32 else 1e-11
     for one, other in zip(found, expected, strict=True):
@@ -145,22 +145,22 @@ def test_no_rows_of_edges_are_made(message: Callable[..., Tensor], monkeypatch: 
     def fails(self: Any) -> Any:
         raise AssertionError("rows are made")
 
-    monkeypatch.setattr(edge_rows._StandIn, "made", fails)
+    monkeypatch.setattr(edge_rows._StandIn, "materialized", fails)
     ends, x, weight = torch.tensor([[0, 2, 1, 1], [0, 1, 1, 6]]), torch.randn(7, 12), torch.randn(4)
     parts = {"weight": weight, "features": torch.randn(4, 2), "map": torch.randn(1, 26), "bias": torch.randn(1)}
     parts |= {"attention": torch.randn(1, 3, 4), "square": torch.randn(12, 12), "index": ends[1]}
-    with LookedUp():
+    with LazyGathers():
         assert scatter(message(x[ends[1]], x[ends[0]], parts), ends[1], 0, 7).shape == (7, 12)
 
 
 def test_few_numbers_are_looked_up_at_once() -> None:
-    with LookedUp():
+    with LazyGathers():
         assert type(torch.randn(3, 2)[torch.tensor([0, 1])]) is Tensor
 
 
 def test_rows_that_were_written_into_are_others() -> None:
     x, index = torch.randn(3, 8), torch.tensor([0, 1])
-    with LookedUp():
+    with LazyGathers():
         rows = x[index]
         x.mul_(2)
         with pytest.raises(RuntimeError, match="written into between"):
@@ -170,7 +170,7 @@ def test_rows_that_were_written_into_are_others() -> None:
 @pytest.mark.parametrize("bad", [-1, 3])
 def test_edges_are_of_the_rows(bad: int) -> None:
     x, ends = torch.randn(3, 8), torch.tensor([0, bad])
-    with LookedUp(), pytest.raises(IndexError, match="none of 3 rows"):
+    with LazyGathers(), pytest.raises(IndexError, match="none of 3 rows"):
         torch.zeros(3, 8).index_add(0, torch.tensor([0, 1]), x.index_select(0, ends) * torch.ones(2, 1))
 
 

@@ -33,14 +33,14 @@ _MASK_BYTES = 96
 results."""
 
 
-def _drawn_by_cuda(*draw: Any) -> Tensor:
+def _draw_by_cuda(*draw: Any) -> Tensor:
     from ooc.kernels.cuda import dropout  # needs triton
 
     return dropout.keep_edges(*draw)
 
 
 BY_DEVICE: dict[str, Callable[[EdgeDropout, Tensor, Tensor, Tensor, int], Tensor]]
-BY_DEVICE = {"cpu": keep_edges, "cuda": _drawn_by_cuda}
+BY_DEVICE = {"cpu": keep_edges, "cuda": _draw_by_cuda}
 """Functions that tell which entries are kept, by torch's name of the kind of device the rows are on."""
 
 
@@ -116,7 +116,7 @@ class InnerDropout(_CaughtDropout):
         dropout = self._draws(self._done, p)
         self._done += 1
         columns = values[:1].numel() if len(values) else 0
-        repeats = _repeats(call.rows, self._near, targets, sources)
+        repeats = _count_repeats(call.rows, self._near, targets, sources)
         keep = BY_DEVICE[values.device.type](dropout, targets, sources, repeats, columns).reshape(values.shape)
         scale = keep.to(values.dtype).mul_(dropout.kept_scale)
         return values.mul_(scale) if inplace else values * scale
@@ -163,7 +163,7 @@ def ends_of(rows: DroppedRows, near: Neighbourhood) -> tuple[Tensor, Tensor]:
     return targets, sources
 
 
-def _repeats(rows: DroppedRows, near: Neighbourhood, targets_E: Tensor, sources_E: Tensor) -> Tensor:
+def _count_repeats(rows: DroppedRows, near: Neighbourhood, targets_E: Tensor, sources_E: Tensor) -> Tensor:
     """Return how many edges before each one have the same two ends; for a stretch of a row's edges, including those
     before it."""
     order_E = sources_E.argsort(stable=True)

@@ -54,17 +54,17 @@ class Draw:
         return raw.astype("<u8", copy=False).view("<u4").reshape(rows, counts * _DRAWS_PER_COUNT)[:, :columns]
 
 
-def _drawn_on_host(draw: Draw, like: Tensor) -> Tensor:
+def _draw_on_host(draw: Draw, like: Tensor) -> Tensor:
     return draw.mask(*like.shape).to(like.device)
 
 
-def _drawn_by_cuda(draw: Draw, like: Tensor) -> Tensor:
+def _draw_by_cuda(draw: Draw, like: Tensor) -> Tensor:
     from ooc.kernels.cuda import dropout  # needs triton
 
     return dropout.keep_mask(like, key=draw.key, threshold=draw.threshold, row_start=draw.row_start)
 
 
-BY_DEVICE: dict[str, Callable[[Draw, Tensor], Tensor]] = {"cpu": _drawn_on_host, "cuda": _drawn_by_cuda}
+BY_DEVICE: dict[str, Callable[[Draw, Tensor], Tensor]] = {"cpu": _draw_on_host, "cuda": _draw_by_cuda}
 """Functions that tell, as bool of the shape of a matrix and where it is, which entries are kept, by torch's name of the
 kind of device."""
 

@@ -56,14 +56,14 @@ class CaughtSum:
 
 
 class Total:
-    """The running total of one call: ``value``, and ``beside`` it the number of entries that are the extreme, or, for a
-    product (of the other entries), of zeros. ``gradient``: the gradient of the total; ``leaf``: the tensor it is
+    """The running total of one call: ``value``, and, in ``counts``, the number of entries that are the extreme, or, for
+    a product (of the other entries), of zeros. ``gradient``: the gradient of the total; ``leaf``: the tensor it is
     differentiated by."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
         self.value: Tensor | None = None
-        self.beside: Tensor | None = None
+        self.counts: Tensor | None = None
         self.gradient: Tensor | None = None
         self.leaf: Tensor | None = None
         self.selecting: Selecting | None = None
@@ -81,16 +81,16 @@ class Total:
             case Kind.HIGHEST | Kind.LOWEST:
                 is_highest = self.kind is Kind.HIGHEST
                 best = part_EX.amax(0) if is_highest else part_EX.amin(0)
-                if self.value is not None and self.beside is not None:
+                if self.value is not None and self.counts is not None:
                     best = torch.maximum(best, self.value) if is_highest else torch.minimum(best, self.value)
-                    self.beside = self.beside * (self.value == best)
+                    self.counts = self.counts * (self.value == best)
                 ties = (part_EX == best).sum(0)
-                self.value, self.beside = best, ties if self.beside is None else self.beside + ties
+                self.value, self.counts = best, ties if self.counts is None else self.counts + ties
             case Kind.PRODUCT:
                 is_zero_EX = part_EX == 0
                 part, zeros = part_EX.masked_fill(is_zero_EX, 1).prod(0), is_zero_EX.sum(0)
                 self.value = part if self.value is None else self.value * part
-                self.beside = zeros if self.beside is None else self.beside + zeros
+                self.counts = zeros if self.counts is None else self.counts + zeros
             case Kind.SELECTION:
                 assert self.selecting is not None
                 if self._selection is None:
@@ -110,27 +110,27 @@ class Total:
         """Begin the backward pass: nothing more is added, and uses of the total are differentiated from here on."""
         self.gradient = self._shares = None
         if self.value is not None and self.value.is_floating_point():
-            self.leaf = self._whole(self.value).detach().requires_grad_()
+            self.leaf = self._without_zero_products(self.value).detach().requires_grad_()
 
-    def onto(self, into_1X: Tensor, *, includes: bool = False) -> Tensor:
+    def reduced_into(self, into_1X: Tensor, *, includes: bool = False) -> Tensor:
         """Return the row, ``into`` before, with all entries. ``includes``: an extreme counts the value that was there,
         too."""
         if self.value is None:
             return into_1X
-        value = self._whole(self.value) if self.leaf is None else self.leaf
+        value = self._without_zero_products(self.value) if self.leaf is None else self.leaf
         match self.kind:
             case Kind.SUM:
                 return into_1X + value
             case Kind.HIGHEST | Kind.LOWEST:
-                if self.leaf is not None and self.beside is not None:
-                    self._shares = self.beside + (into_1X.detach()[0] == value.detach())  # as torch counts ties
-                return self._with_own(value[None], into_1X) if includes else value[None]
+                if self.leaf is not None and self.counts is not None:
+                    self._shares = self.counts + (into_1X.detach()[0] == value.detach())  # as torch counts ties
+                return self._merge_own_value(value[None], into_1X) if includes else value[None]
             case Kind.SELECTION:
                 return value[None]
             case Kind.PRODUCT:
                 return into_1X.clone() * value  # into is written to, which autograd must not find changed
 
-    def _with_own(self, value_1X: Tensor, into_1X: Tensor) -> Tensor:
+    def _merge_own_value(self, value_1X: Tensor, into_1X: Tensor) -> Tensor:
         """Return the more extreme of the two. If they are equal, ``into`` gets a share of the gradient as in torch."""
         is_beyond_1X = into_1X > value_1X if self.kind is Kind.HIGHEST else into_1X < value_1X
         found_1X = torch.where(is_beyond_1X, into_1X, value_1X)
@@ -148,17 +148,17 @@ class Total:
                 assert self._shares is not None
                 return (part_EX == self.value) * (self.gradient / self._shares)
             case Kind.PRODUCT:
-                assert self.beside is not None
-                others = torch.where(part_EX == 0, self.beside == 1, self.beside == 0)
+                assert self.counts is not None
+                others = torch.where(part_EX == 0, self.counts == 1, self.counts == 0)
                 return others * (self.gradient * self.value) / part_EX.masked_fill(part_EX == 0, 1)
             case Kind.SELECTION:
                 assert self._selection is not None
                 return self._selection.spread(self.gradient, part_EX)
 
-    def _whole(self, value: Tensor) -> Tensor:
-        if self.kind is not Kind.PRODUCT or self.beside is None:
+    def _without_zero_products(self, value: Tensor) -> Tensor:
+        if self.kind is not Kind.PRODUCT or self.counts is None:
             return value
-        return value.masked_fill(self.beside > 0, 0)
+        return value.masked_fill(self.counts > 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +174,12 @@ class _Entries:
     selecting: Selecting | None = None
 
 
-class AllCaught(Exception):
+class AllSumsFound(Exception):
     """Raised to end a run when everything it was for is known."""
 
 
 class _Catching(TorchFunctionMode):
-    """A mode in which calls that reduce rows by an index are replaced by ``_reduced``."""
+    """A mode in which calls that reduce rows by an index are replaced by ``_replace_reduction``."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -188,7 +188,7 @@ class _Catching(TorchFunctionMode):
         if func is selected_of_rows:
             values_EC, index_E, count, selecting, fill_value = args
             filled = values_EC.new_full((count, selecting.width(values_EC.shape[1])), fill_value)
-            result = self._reduced(_Entries(Kind.SELECTION, filled, index_E, values_EC, selecting=selecting))
+            result = self._replace_reduction(_Entries(Kind.SELECTION, filled, index_E, values_EC, selecting=selecting))
             return func(*args) if result is None else result
         if func in PRODUCTS:
             result = self._product(*args) if len(args) == 2 else None
@@ -200,7 +200,7 @@ class _Catching(TorchFunctionMode):
         if asked.name == "mean":
             result = self._mean(asked, into, rows)
         else:
-            result = self._reduced(_Entries(Kind(asked.name), into, asked.numbers_E, rows, asked.includes))
+            result = self._replace_reduction(_Entries(Kind(asked.name), into, asked.numbers_E, rows, asked.includes))
         if result is None:
             return func(*args, **kwargs)
         result = result.movedim(0, asked.dim)
@@ -215,7 +215,7 @@ class _Catching(TorchFunctionMode):
         return torch.where(count > 0, total / count.clamp(min=1), into)
 
     def _sum(self, into: Tensor, numbers_E: Tensor, rows: Tensor) -> Tensor:
-        found = self._reduced(_Entries(Kind.SUM, into, numbers_E, rows))
+        found = self._replace_reduction(_Entries(Kind.SUM, into, numbers_E, rows))
         return into.index_add(0, numbers_E, rows) if found is None else found
 
     def _product(self, left: Tensor, right_SC: Tensor) -> Tensor | None:
@@ -224,19 +224,21 @@ class _Catching(TorchFunctionMode):
             return None
         targets_E, sources_E = left._indices()
         into = right_SC.new_zeros(len(left), right_SC.shape[1])
-        return self._reduced(_Entries(Kind.SUM, into, targets_E, left._values()[:, None] * right_SC[sources_E]))
+        return self._replace_reduction(
+            _Entries(Kind.SUM, into, targets_E, left._values()[:, None] * right_SC[sources_E])
+        )
 
-    def _reduced(self, given: _Entries) -> Tensor | None:
+    def _replace_reduction(self, given: _Entries) -> Tensor | None:
         """Return the result to be given instead of the call's, or None for the call's own."""
         raise NotImplementedError
 
 
-_TOGETHER_NAMES = (
+_NEED_ALL_NAMES = (
     "sort msort argsort topk kthvalue median nanmedian mode quantile nanquantile "
     "cumsum cumprod cummax cummin logcumsumexp diff"
 )
-_TOGETHER = {
-    getattr(where, name): f"torch.{name}" for name in _TOGETHER_NAMES.split() for where in (torch, torch.Tensor)
+_NEED_ALL_ENTRIES = {
+    getattr(where, name): f"torch.{name}" for name in _NEED_ALL_NAMES.split() for where in (torch, torch.Tensor)
 }
 """Functions that need all of their entries at once."""
 _NAMES = {"mean", *(kind.value for kind in Kind if kind is not Kind.SELECTION)}
@@ -262,11 +264,13 @@ class Finding(_Catching):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in _TOGETHER and any(len(one) >= self._edges for one in args if isinstance(one, Tensor) and one.dim()):
-            self.together.append(_TOGETHER[func])
+        if func in _NEED_ALL_ENTRIES and any(
+            len(one) >= self._edges for one in args if isinstance(one, Tensor) and one.dim()
+        ):
+            self.together.append(_NEED_ALL_ENTRIES[func])
         return super().__torch_function__(func, types, args, kwargs)
 
-    def _reduced(self, given: _Entries) -> Tensor | None:
+    def _replace_reduction(self, given: _Entries) -> Tensor | None:
         into, numbers_E, rows, selecting = given.into, given.numbers_E, given.rows, given.selecting
         of = (one for one, targets in self._targets.items() if torch.equal(targets, numbers_E))
         self.found.append((given.kind, next(of, None)))
@@ -285,7 +289,7 @@ class Finding(_Catching):
 @dataclass(eq=False)
 class Catching(_Catching):
     """A mode while a layer runs on a piece, ``near``. Calls of a level below ``level`` return their totals; all pass
-    their entries to ``take``, and call number ``last`` ends the run with AllCaught. ``is_first``: this is the row's
+    their entries to ``take``, and call number ``last`` ends the run with AllSumsFound. ``is_first``: this is the row's
     piece in which an added self-loop counts. ``where`` is the layer."""
 
     where: str
@@ -299,7 +303,7 @@ class Catching(_Catching):
     is_first: bool
     done: int = field(default=0, init=False)
 
-    def _reduced(self, given: _Entries) -> Tensor | None:
+    def _replace_reduction(self, given: _Entries) -> Tensor | None:
         number, into, rows = self.done, given.into, given.rows
         self.done += 1
         if number >= len(self.calls) or self.calls[number].kind is not given.kind:
@@ -321,8 +325,10 @@ class Catching(_Catching):
             edges += self.is_first
         self.take(number, rows[:edges])
         if number == self.last:
-            raise AllCaught
-        own = self.totals[number].onto(into[:1], includes=given.includes) if call.level < self.level else into[:1]
+            raise AllSumsFound
+        own = (
+            self.totals[number].reduced_into(into[:1], includes=given.includes) if call.level < self.level else into[:1]
+        )
         return torch.cat((own, rest))
 
     def check(self) -> None:

@@ -24,9 +24,9 @@ _ENDS: dict[str, tuple[Callable[[Tensor], Tensor], ...]] = {
 """Which of the two entries around a quantile count, by kind of interpolation."""
 _DIGIT_BITS = 11
 """Bits that are counted in one run: float32 takes three runs, float64 six."""
-_COUNTED_AT_ONCE = 1 << 14
+_VALUES_AT_ONCE = 1 << 14
 """Values that are counted at a time."""
-_COUNTED_BYTES = 48
+_BYTES_PER_VALUE = 48
 """Bytes of a value while it is counted: its bits in order, its digit and the place it is counted in, each twice, as
 int64."""
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -55,7 +55,7 @@ class Highest:
     def of_rows(self, values_EC: Tensor, index_E: Tensor, rows: int, fill_value: float) -> Tensor:
         """As ``selected_of_rows``."""
         with torch.no_grad():
-            order_E = _falling(values_EC)
+            order_E = _descending_order(values_EC)
             order_E = order_E[index_E[order_E].argsort(stable=True)]
             row_E, count_R = index_E[order_E], torch.bincount(index_E, minlength=rows)
             rank_E = torch.arange(len(row_E), device=row_E.device) - (count_R.cumsum(0) - count_R)[row_E]
@@ -77,9 +77,9 @@ class HighestOfRow:
 
     def add(self, part_EC: Tensor) -> None:
         """Add some more entries; each run adds all of them. Among equal ones, earlier entries stay in front."""
-        best_K = _falling(part_EC)[: self._selecting.count]
+        best_K = _descending_order(part_EC)[: self._selecting.count]
         values_KC = torch.cat((self._values_KC, part_EC[best_K]))
-        order_K = _falling(values_KC)[: self._selecting.count]
+        order_K = _descending_order(values_KC)[: self._selecting.count]
         self._before_K = torch.cat((self._before_K, self._count + best_K))[order_K]
         self._values_KC = values_KC[order_K]
         self._count += len(part_EC)
@@ -123,7 +123,7 @@ class Quantiles:
         """Return a bound on the bytes that counting one row's entries takes: counts, cumulative counts, and copies of
         some values."""
         counts = len(_ENDS[self.interpolation]) * self.q.numel() * (columns << _DIGIT_BITS)
-        return 2 * counts * torch.int64.itemsize + counts + max(columns, _COUNTED_AT_ONCE) * _COUNTED_BYTES
+        return 2 * counts * torch.int64.itemsize + counts + max(columns, _VALUES_AT_ONCE) * _BYTES_PER_VALUE
 
     def width(self, columns: int) -> int:
         return self.q.numel() * columns
@@ -185,7 +185,7 @@ class QuantilesOfRow:
         columns, buckets = part_EC.shape[1], self._buckets
         unknown_bits = self._bits - self._known_bits
         first_C = torch.arange(0, columns * buckets, buckets, device=part_EC.device)
-        for some_EC in torch.split(part_EC, max(1, _COUNTED_AT_ONCE // columns)):
+        for some_EC in torch.split(part_EC, max(1, _VALUES_AT_ONCE // columns)):
             key_EC = _ordered_bits(some_EC)
             bucket_EC = ((key_EC >> unknown_bits - self._digit_bits) & buckets - 1).long() + first_C
             for number, counts_CB in enumerate(self._counts_TCB):
@@ -213,7 +213,7 @@ class QuantilesOfRow:
             self._counts_TCB = upto_TCB.new_zeros(*upto_TCB.shape[:2], self._buckets)
             return True
         self._counts_TCB = torch.empty(0)
-        self._value_TC = _of_ordered_bits(self._prefix_TC, self._dtype)
+        self._value_TC = _from_ordered_bits(self._prefix_TC, self._dtype)
         self._seen_TC = torch.zeros_like(self._rank_TC)
         return False
 
@@ -261,7 +261,7 @@ def selected_of_rows(
     return selecting.of_rows(values_EC, index_E, rows, fill_value)
 
 
-def _falling(values_EC: Tensor) -> Tensor:
+def _descending_order(values_EC: Tensor) -> Tensor:
     """Return the order in which the last column falls."""
     return values_EC[:, -1].argsort(stable=True, descending=True)
 
@@ -273,7 +273,7 @@ def _ordered_bits(values: Tensor) -> Tensor:
     return ordered.masked_fill_(values != values, -1)
 
 
-def _of_ordered_bits(ordered: Tensor, dtype: torch.dtype) -> Tensor:
+def _from_ordered_bits(ordered: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the values of such integers."""
     ordered = ordered.to(_BITS[dtype.itemsize])
     return torch.where(ordered < 0, ordered ^ torch.iinfo(ordered.dtype).min, ~ordered).view(dtype)

@@ -271,10 +271,10 @@ class Layer:
             arguments[name] = one.of(values.to(x_SC.dtype))
         if not self.looks_up:
             return side_by_side(module(**arguments), self.parts)
-        from ooc.kernels.edge_rows import LookedUp, made  # needs numba
+        from ooc.kernels.edge_rows import LazyGathers, materialized  # needs numba
 
-        with LookedUp():
-            return made(side_by_side(module(**arguments), self.parts))
+        with LazyGathers():
+            return materialized(side_by_side(module(**arguments), self.parts))
 
     def _split(self, x_SC: Tensor, names: Collection[str]) -> dict[str, Tensor]:
         """Return the matrices of these names, which lie side by side in one; further columns are ignored."""

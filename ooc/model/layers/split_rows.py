@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ooc.kernels.dropout.opaque import DroppedRows
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.neighbourhood import BucketRows, Neighbourhood, neighbourhood, stretches
-from ooc.kernels.pieces.caught_sums import AllCaught, Catching, CaughtSum, Finding, Total
+from ooc.kernels.pieces.caught_sums import AllSumsFound, Catching, CaughtSum, Finding, Total
 from ooc.kernels.tensors import gradients_of
 from ooc.model.layers.layer import Layer
 
@@ -164,7 +164,7 @@ class SplitRow:
         try:
             with self.running(near), catching:
                 result: Tensor = self.layer.run(self.module, x_SC, near)[:1]
-        except AllCaught:
+        except AllSumsFound:
             return None
         catching.check()
         return result

@@ -25,9 +25,9 @@ def test_totals_are_torchs(kind: Kind, numbers: list[float]) -> None:
         total = Total(kind)
         for part in entries_EX.detach().split(at_once):
             total.add(part)
-        assert torch.equal(total.onto(into_1X), expected)
+        assert torch.equal(total.reduced_into(into_1X), expected)
         total.begin_backward()
-        assert total.leaf is not None and torch.equal(total.onto(into_1X), expected)
+        assert total.leaf is not None and torch.equal(total.reduced_into(into_1X), expected)
         total.gradient = torch.full_like(total.leaf, 3.0)
         found_EX = torch.cat([total.spread(part) for part in entries_EX.detach().split(at_once)])
         assert torch.equal(found_EX, gradient_EX), (at_once, found_EX, gradient_EX)
@@ -55,7 +55,7 @@ def test_quantiles_of_pieces_are_those_of_the_whole(dtype: torch.dtype, interpol
                 total.add(part)
             goes_on = total.end_run()
         total.begin_backward()
-        found = total.onto(torch.zeros_like(expected))
+        found = total.reduced_into(torch.zeros_like(expected))
         torch.testing.assert_close(found, expected, rtol=0.0, atol=0.0, equal_nan=True)
         total.gradient = gradient[0]
         for _ in range(2):  # as often as they are gone through
@@ -75,4 +75,4 @@ def test_quantiles_of_many_entries(seed: int) -> None:
     while total.end_run():
         total.add(entries_EC)
     expected = selected_of_rows(entries_EC, torch.zeros(9000, dtype=torch.int64), 1, quantiles, 0.0)
-    assert torch.equal(total.onto(expected), expected)
+    assert torch.equal(total.reduced_into(expected), expected)
