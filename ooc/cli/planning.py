@@ -20,7 +20,7 @@ from ooc.memory import budgets_within, check_memory_alone, default_budgets, divi
 from ooc.plan import Hardware, Limits
 from ooc.plan.graphs import BIAS, GraphStatistics
 from ooc.plan.program.capacity import LINK_BYTES_PER_S, ExchangeForm, ExchangeWay
-from ooc.plan.simulate.timeline import together
+from ooc.plan.simulate.timeline import merge_timelines
 from ooc.progress.plan_report import PlanReport
 from ooc.progress.reporter import Reporter
 from ooc.ranks import ALONE, Ranks
@@ -244,7 +244,7 @@ def print_planned(planning: Planning, *, gantt: Path | None, advice: bool, as_js
     ranks = planning.report_by_rank()
     report = ranks[0]
     rate = planning.limits.received_bytes_per_s(planning.hardware)
-    joined = together([one.timeline for one in ranks], [one.plan.received(one.program) for one in ranks], rate)
+    joined = merge_timelines([one.timeline for one in ranks], [one.plan.received(one.program) for one in ranks], rate)
     if gantt is not None:
         write_gantt(gantt, *(joined if len(ranks) > 1 else [report.timeline]))
     more: dict[str, Any] = {"changes": [], "assumptions": planning.assumptions()}

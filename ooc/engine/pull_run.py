@@ -27,9 +27,9 @@ from ooc.model.graph import AnyScaling, damaged
 from ooc.plan.layout.passes import (
     ColumnPass,
     ShardedMemory,
-    columns_beside,
     direct_slabs,
     edges_name,
+    matching_columns,
     sharded_memory,
     sharded_rows,
     slabs_nbytes,
@@ -332,7 +332,7 @@ class ShardedRows:
         own = sharded_rows(item, run.passes, planned, share, share.rank)
         self.first_row, widths = own.start, (self._grid.width(k) for k in range(place.slabs))
         self.slabs = [self._matrix(place.own_at + k * place.own, len(own), width) for k, width in enumerate(widths)]
-        self.row_bytes = len(columns_beside(self._grid, self._source, 0)) * self._dtype.itemsize
+        self.row_bytes = len(matching_columns(self._grid, self._source, 0)) * self._dtype.itemsize
         """Of what goes with the widest slab."""
 
     def _matrix(self, at: int, rows: int, columns: int) -> Tensor:
@@ -347,7 +347,11 @@ class ShardedRows:
 
     def beside(self, rows: range, slab: int) -> Tensor:
         """Of own rows the columns that go with a slab of the source."""
-        columns, found, width = columns_beside(self._grid, self._source, slab), list[Tensor](), self._grid.slab_columns
+        columns, found, width = (
+            matching_columns(self._grid, self._source, slab),
+            list[Tensor](),
+            self._grid.slab_columns,
+        )
         if self._whole is not None:
             return self._whole[rows.start : rows.stop, columns.start : columns.stop]
         for number in range(columns.start // width, -(-columns.stop // width)):
@@ -363,7 +367,7 @@ class ShardedRows:
     def arrived(self, slab: int) -> Tensor:
         """Of all rows there are, for a slab of this process."""
         at = self._place.begin + slab // self._item.processes % self._item.turns_at_once * self._place.rows
-        return self._matrix(at, self._count, len(columns_beside(self._grid, self._source, slab)))
+        return self._matrix(at, self._count, len(matching_columns(self._grid, self._source, slab)))
 
 
 class ShardedSlabs(SlabBuffers):

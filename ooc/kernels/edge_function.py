@@ -139,7 +139,9 @@ def upstream(gradient_RO: Tensor, value_RO: Tensor, kept: Tensor | None) -> Upst
     return Upstream(gradient_RO, torch.stack((kept, d_RH), dim=2).view(len(kept), -1))
 
 
-def joined(value_RO: Tensor, lse_RH: Tensor, before_RO: Tensor, before_lse_RH: Tensor) -> tuple[Tensor, Tensor]:
+def merge_softmaxes(
+    value_RO: Tensor, lse_RH: Tensor, before_RO: Tensor, before_lse_RH: Tensor
+) -> tuple[Tensor, Tensor]:
     """Return the softmax over two sets of edges from the softmax over each, with the logarithms of their sums of
     exponentials (-∞ without edges). Overwrites the first."""
     highest_RH = torch.maximum(lse_RH, before_lse_RH)

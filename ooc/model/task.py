@@ -21,14 +21,14 @@ class Targets:
 
     def __init__(self, store: Store) -> None:
         self._task, self._classes, self._incomplete = store.task, store.num_classes, store.num_incomplete > 0
-        self._noted: Tensor | None = None
-        self._noted_of: set[str] = set()
+        self._any_missing: Tensor | None = None
+        self._unchecked_splits: set[str] = set()
         self._valid: set[str] = set()
 
     def begin(self) -> None:
         """Forget what was recorded in a program that did not end."""
-        self._noted = None
-        self._noted_of.clear()
+        self._any_missing = None
+        self._unchecked_splits.clear()
 
     def of(self, split: str, labels_RL: Tensor, rows: Tensor, *, outputs: Tensor) -> Tensor:
         """Return the labels of ``rows`` [r], which belong to ``split``: classes [r] int64, otherwise [r, L] in the
@@ -38,7 +38,7 @@ class Targets:
         """
         labels = labels_RL[rows, 0] if self._task is Task.CLASSES else labels_RL[rows]
         if split not in self._valid:
-            labels = self._looked_at(split, labels, classes=max(outputs.shape[1], self._classes))
+            labels = self._check_labels(split, labels, classes=max(outputs.shape[1], self._classes))
         if self._task is Task.CLASSES:
             return labels
         targets = labels.to(outputs.dtype)
@@ -48,25 +48,25 @@ class Targets:
 
     def refuse_damaged(self) -> None:
         """Raise StoreError if a row without a label has been met since ``begin``. The host waits for the device."""
-        noted, self._noted = self._noted, None
+        noted, self._any_missing = self._any_missing, None
         if noted is not None and bool(noted):
-            raise self._damaged()
-        self._valid |= self._noted_of
+            raise self._damage_error()
+        self._valid |= self._unchecked_splits
 
-    def _looked_at(self, split: str, labels: Tensor, *, classes: int) -> Tensor:
-        missing = self._missing(labels, classes)
+    def _check_labels(self, split: str, labels: Tensor, *, classes: int) -> Tensor:
+        missing = self._are_missing(labels, classes)
         if self._incomplete and missing.dim() == 2:
             missing = missing.all(dim=1, keepdim=True)
         found = missing.any()
         if labels.device.type == "cpu":
             if bool(found):
-                raise self._damaged()
+                raise self._damage_error()
             return labels
-        self._noted = found if self._noted is None else self._noted | found
-        self._noted_of.add(split)
+        self._any_missing = found if self._any_missing is None else self._any_missing | found
+        self._unchecked_splits.add(split)
         return labels.masked_fill(missing, 0)
 
-    def _missing(self, labels: Tensor, classes: int) -> Tensor:
+    def _are_missing(self, labels: Tensor, classes: int) -> Tensor:
         match self._task:
             case Task.CLASSES:
                 return (labels < 0) | (labels >= classes)
@@ -75,6 +75,6 @@ class Targets:
             case Task.VALUES:
                 return torch.isnan(labels)
 
-    def _damaged(self) -> StoreError:
+    def _damage_error(self) -> StoreError:
         missing = "class" if self._task is Task.CLASSES else "label"
         return StoreError(f"y of the store is damaged: a row of a split has no {missing}; see ooc verify")

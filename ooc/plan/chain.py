@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ooc.errors import BudgetError
-from ooc.plan.cost import pcie_seconds, ssd_seconds, together_seconds
+from ooc.plan.cost import concurrent_seconds, pcie_seconds, ssd_seconds
 from ooc.plan.hardware import UNMEASURED, Hardware
 from ooc.plan.program.capacity import budget_of
 from ooc.plan.workload import Fate
@@ -124,8 +124,8 @@ def _list_fates(item: Saved, hardware: Hardware) -> Iterator[_ItemFate]:
         back = ssd_seconds(hardware, read_bytes=ssd, write_bytes=0, request_bytes=_REQUEST_BYTES)
         down = pcie_seconds(hardware, to_device_bytes=0, to_host_bytes=wire)
         up = pcie_seconds(hardware, to_device_bytes=wire, to_host_bytes=0)
-        forward = together_seconds(hardware, item.forward_s, there, down)
-        return forward + together_seconds(hardware, item.backward_s + again_s, back, up)
+        forward = concurrent_seconds(hardware, item.forward_s, there, down)
+        return forward + concurrent_seconds(hardware, item.backward_s + again_s, back, up)
 
     size, on_device = item.nbytes, hardware.has_device_memory
     yield _ItemFate(Fate.DEVICE if on_device else Fate.HOST, size, 0, item.kept_bytes, 0, seconds())

@@ -67,7 +67,7 @@ def pcie_seconds(hardware: Hardware, *, to_device_bytes: int, to_host_bytes: int
     return max(to_device_bytes / wire.to_device_bytes_per_s, to_host_bytes / wire.to_host_bytes_per_s)
 
 
-def together_seconds(hardware: Hardware, *seconds: float) -> float:
+def concurrent_seconds(hardware: Hardware, *seconds: float) -> float:
     """Return the seconds of resources that work at the same time: the busiest one's, and the part of the others' that
     it does not hide."""
     longest = max(seconds)

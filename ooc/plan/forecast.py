@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ooc.plan.cost import Portion, computing_of, pcie_seconds, ssd_seconds, together_seconds
+from ooc.plan.cost import Portion, computing_of, concurrent_seconds, pcie_seconds, ssd_seconds
 from ooc.plan.hardware import Hardware
 from ooc.plan.layout.layout import Layout, free_frames
 from ooc.plan.layout.passes import (
@@ -196,8 +196,8 @@ def pass_seconds(item: Pass, layout: Layout, workload: Workload, hardware: Hardw
     moving = ssd_seconds(hardware, read_bytes=read_bytes, write_bytes=write_bytes, request_bytes=layout.frame_bytes)
     over_pcie = pcie_seconds(hardware, to_device_bytes=moved.to_device_bytes, to_host_bytes=moved.to_host_bytes)
     if hardware.has_device_memory:
-        return together_seconds(hardware, computing + stalled, over_pcie)
-    return together_seconds(hardware, computing + stalled, moving)
+        return concurrent_seconds(hardware, computing + stalled, over_pcie)
+    return concurrent_seconds(hardware, computing + stalled, moving)
 
 
 def epoch_seconds(
@@ -214,4 +214,4 @@ def epoch_seconds(
     moving = ssd_seconds(hardware, read_bytes=read_bytes, write_bytes=write_bytes, request_bytes=layout.frame_bytes)
     looking = hardware.moving_s(read_bytes + write_bytes, (read_bytes + write_bytes) / layout.frame_bytes)
     waited = 0.0 if room_between_uses(host_frames) else min(seconds, moving) * IN_TRANSFER / host_frames
-    return waited + together_seconds(hardware, seconds, moving, looking)
+    return waited + concurrent_seconds(hardware, seconds, moving, looking)

@@ -33,7 +33,7 @@ from ooc.plan.program.plan import Plan
 from ooc.plan.program.program import EPOCH
 from ooc.plan.program.received import Receiver, exposed_s
 from ooc.plan.simulate.simulator import simulate
-from ooc.plan.simulate.timeline import together
+from ooc.plan.simulate.timeline import merge_timelines
 from ooc.plan.workload import Stage, Workload
 
 Recomputed = frozenset[int]
@@ -241,4 +241,4 @@ class State:
         """The simulated seconds of an epoch, including the time it waits for rows of other processes."""
         epoch, problem = build_plan(self.layout, self.problem.capacity, epoch_only=True), self.problem
         alone = simulate(epoch, problem.workload, problem.hardware)
-        return together([alone], [epoch.received(EPOCH)], problem.received_bytes_per_s)[0].epoch_s
+        return merge_timelines([alone], [epoch.received(EPOCH)], problem.received_bytes_per_s)[0].epoch_s

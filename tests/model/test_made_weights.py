@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn.models import GAT
 
-from ooc.model.lowering.projection import Made, Projection
+from ooc.model.lowering.projection import ComputedWeight, Projection
 from tests.exactness.comparison import make_trainer, store_of, train_epoch
 from tests.exactness.reference import CustomCase
 from tests.graphs import GraphCase, random_data
@@ -28,7 +28,7 @@ def test_gradients_are_those_of_torch(frozen: int | None) -> None:
     weight, scale, bias = parameters((6, 4), (6, 1), (6,))
     if frozen is not None:
         (weight, scale, bias)[frozen].requires_grad_(False)
-    made = Made(lambda: (weight * scale, bias * 2), (weight, scale, bias))
+    made = ComputedWeight(lambda: (weight * scale, bias * 2), (weight, scale, bias))
     tiles = [(torch.randn(3, 4, dtype=torch.float64), torch.randn(3, 6, dtype=torch.float64)) for _ in range(3)]
     made.begin()
     for x, gradient in tiles:
@@ -49,7 +49,7 @@ def test_what_is_a_parameter_is_summed_where_it_lies() -> None:
     """It takes nothing beside it; what is not trained gets nothing."""
     weight, bias = parameters((5, 3), (5,))
     bias.requires_grad_(False)
-    made = Made(lambda: (weight, bias), (weight, bias))
+    made = ComputedWeight(lambda: (weight, bias), (weight, bias))
     assert made.nbytes == 0
     ((sums, part),) = made.gradients(torch.ones(5, 3), torch.ones(5))
     assert sums is weight and part.shape == weight.shape

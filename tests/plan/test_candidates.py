@@ -11,7 +11,7 @@ from ooc.plan.planner import plan_layout
 from ooc.plan.problem import State
 from ooc.plan.program.verifier import verify_plan
 from ooc.plan.simulate.simulator import simulate
-from ooc.plan.simulate.timeline import together
+from ooc.plan.simulate.timeline import merge_timelines
 from ooc.plan.solver import from_one_width, others, simulated_best
 from ooc.plan.workload import Share
 from tests.examples import cases, ordinary
@@ -70,7 +70,7 @@ def test_of_a_process_what_it_waits_for_others_counts() -> None:
 
     def epoch_s(plan: Plan) -> float:
         alone = simulate(plan, work, WITH_DEVICE_MEMORY)
-        return together([alone], [plan.received("train")], limits.link_bytes_per_s)[0].epoch_s
+        return merge_timelines([alone], [plan.received("train")], limits.link_bytes_per_s)[0].epoch_s
 
     best = plan_layout(work, limits, WITH_DEVICE_MEMORY)
     plans = [one.plan for one in (best, *others(best))]

@@ -34,7 +34,7 @@ from ooc.kernels.edge_terms import LoopFeatures
 from ooc.kernels.edges import SelfLoops
 from ooc.kernels.functions import Gatv2, GatWithFeatures, gated
 from ooc.kernels.gat import TARGET_SCALARS
-from ooc.model.layers.edge_functions import NO_TERM, EdgeTerm, FunctionAttention, FunctionSum, by_dot_products
+from ooc.model.layers.edge_functions import NO_TERM, EdgeTerm, FunctionAttention, FunctionSum, dot_product_attention
 from ooc.model.layers.layer import Call
 from ooc.model.layers.per_edge import AttentionOptions, GatAttention
 from ooc.model.lowering.projection import Repeated, Weights
@@ -198,7 +198,7 @@ def lower_transformer(conv: Any, call: Call) -> Value:
     term = NO_TERM
     if takes_features(conv, call):
         term = edge_term(call, *linear_weights(call, conv.lin_edge), columns=conv.out_channels)
-    dot = partial(by_dot_products, options=options, term=term)
+    dot = partial(dot_product_attention, options=options, term=term)
     out = join_heads(conv, call, call.per_edge(dot, source, target))
     if not conv.root_weight:
         return out
@@ -232,7 +232,7 @@ def lower_agnn(conv: Any, call: Call) -> Value:
 
     source = call.assembly.rowwise(call.where, key_and_value, [x])
     target = call.assembly.rowwise(call.where, query, [x], (beta,) if conv.requires_grad else ())
-    return call.per_edge(partial(by_dot_products, options=options), source, target)
+    return call.per_edge(partial(dot_product_attention, options=options), source, target)
 
 
 def _check_fits_whole(call: Call, x: Value) -> None:
@@ -304,7 +304,7 @@ def lower_attentional(aggregation: Any, call: Call, x: Value) -> Value:
     """Lower AttentionalAggregation: a softmax over in-edges of a network's score of the rows there. The networks must
     be known to work row by row, with one score a row."""
     scoring = [part for part in getattr(aggregation.gate_nn, "modules", list)() if type(part) in LINEAR]
-    call.needs(all(map(works_by_rows, aggregation.children())))
+    call.needs(all(map(is_rowwise, aggregation.children())))
     call.needs(bool(scoring) and scoring[-1].weight.shape[0] == 1)
     rows = x if aggregation.nn is None else call.apply(aggregation.nn, x)
     options = AttentionOptions(1, rows.columns)
@@ -312,7 +312,7 @@ def lower_attentional(aggregation: Any, call: Call, x: Value) -> Value:
     return attend_by_scores(call, [rows], lambda rows: rows, score, same, options, 1.0)
 
 
-def works_by_rows(network: nn.Module) -> bool:
+def is_rowwise(network: nn.Module) -> bool:
     """Whether a module is made of parts known to work row by row, so that each neighbour's row may be passed once."""
     known = (nn.Sequential, *LINEAR, *ROWWISE_MODULES)
     return all(type(part) in known and not replaced_functions(part) for part in network.modules())
@@ -344,7 +344,7 @@ def lower_set2set(aggregation: Any, call: Call, x: Value) -> Value:
     for _ in range(aggregation.processing_steps):
         made = assembly.rowwise(call.where, state, found, tuple(lstm.parameters()), heavy=True)
         scaled = assembly.rowwise(call.where, lambda s: s[:, query] * math.sqrt(columns), [made])
-        found = [made, call.per_edge(partial(by_dot_products, options=options), source, scaled)]
+        found = [made, call.per_edge(partial(dot_product_attention, options=options), source, scaled)]
     return assembly.rowwise(call.where, lambda s, r: torch.cat((s[:, query], r), dim=1), found)
 
 

@@ -34,7 +34,7 @@ class DistMult(nn.Module):
     def __init__(self, channels: int, relations: int = 0) -> None:
         super().__init__()
         self.relations = relations
-        self.relation = nn.Parameter(_for_each(torch.ones(channels), relations))
+        self.relation = nn.Parameter(_repeat_per_relation(torch.ones(channels), relations))
 
     def forward(self, head_EC: Tensor, tail_EC: Tensor, kind_E: Tensor | None = None) -> Tensor:
         return (head_EC * _relation(self.relation, kind_E) * tail_EC).sum(dim=-1)
@@ -50,7 +50,7 @@ class ComplEx(nn.Module):
         if channels % 2:
             raise OptionError(f"decoder complex needs an even number of channels, not {channels}")
         first = torch.cat((torch.ones(channels // 2), torch.zeros(channels // 2)))
-        self.relation = nn.Parameter(_for_each(first, relations))
+        self.relation = nn.Parameter(_repeat_per_relation(first, relations))
 
     def forward(self, head_EC: Tensor, tail_EC: Tensor, kind_E: Tensor | None = None) -> Tensor:
         relation = _relation(self.relation, kind_E)
@@ -80,7 +80,7 @@ class MLP(nn.Module):
         return cast(Tensor, self.out(self.hidden(head_EC * tail_EC).relu())).squeeze(-1)
 
 
-def _for_each(vector_C: Tensor, relations: int) -> Tensor:
+def _repeat_per_relation(vector_C: Tensor, relations: int) -> Tensor:
     """Return ``one`` itself, or one for each relation [R, C]."""
     return vector_C.repeat(relations, 1) if relations else vector_C
 
@@ -94,7 +94,7 @@ def _is_index(argument: str) -> bool:
     return "edge" in argument and "index" in argument
 
 
-def takes_kinds(decoder: nn.Module) -> bool:
+def takes_link_types(decoder: nn.Module) -> bool:
     """Whether a decoder takes the links' types after heads and tails."""
     given = inspect.signature(decoder.forward).parameters.values()
     needed = [one.name for one in given if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
@@ -157,7 +157,7 @@ class LinkPredictor(nn.Module):
         own = type(encoder.decoder).__name__ if hasattr(encoder, "recon_loss") else "InnerProductDecoder"
         if own != "InnerProductDecoder":  # of PyG's GAE, whose forward is its encoder's
             raise ModelError(f"the encoder has a decoder, {own}, which is not called: give its encoder, and decoder=")
-        self.encoder, self.decoder, self.loss, self.channels = encoder, decoder, _of_each(loss), channels
+        self.encoder, self.decoder, self.loss, self.channels = encoder, decoder, _per_link_loss(loss), channels
 
     def forward(self, x: Tensor, edge_index: Tensor, links_2E: Tensor, **edge_data: Tensor) -> Tensor:
         """Return scores [E] of the pairs ``links_2E``, heads above tails, or [3, E], with their types in between; in
@@ -168,7 +168,7 @@ class LinkPredictor(nn.Module):
         return scores_of(self.decoder, index_place(self.decoder), *ends, *links_2E[1:-1])
 
 
-def _of_each(loss: Any) -> LinkLoss:
+def _per_link_loss(loss: Any) -> LinkLoss:
     """Return torch's mean loss as a loss of each link."""
     if isinstance(loss, nn.Module) and getattr(loss, "reduction", "") == "mean":
         loss = copy.copy(loss)

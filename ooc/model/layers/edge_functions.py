@@ -187,7 +187,7 @@ class FunctionAggregate(EdgeAggregate):
         if lse_RG is not None and (self.joint or before is not None):  # a row without edges has no part in a softmax
             lse_RG.masked_fill_((tile.offsets_R1.diff() == 0)[:, None], -torch.inf)
         if lse_RG is not None and before is not None:
-            value_RO, lse_RG = edge_function.joined(value_RO, lse_RG, *_split(before, groups, self.message))
+            value_RO, lse_RG = edge_function.merge_softmaxes(value_RO, lse_RG, *_split(before, groups, self.message))
         if lse_RG is None or not (self.keep or self.joint):
             return value_RO
         parts = [value_RO.view(tile.rows, len(groups), -1), lse_RG[:, :, None]]
@@ -313,7 +313,7 @@ class FunctionAttention(Attention, FunctionAggregate):
         return layout.pack(target, above, loop_RK), None
 
 
-def by_dot_products(*values: Any, **options: Any) -> FunctionAttention:
+def dot_product_attention(*values: Any, **options: Any) -> FunctionAttention:
     """Return attention by dot products: sources bring key and value, targets the query."""
     return FunctionAttention(*values, functions=lambda groups: TransformerAttention(len(groups)), **options)
 

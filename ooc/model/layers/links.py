@@ -19,7 +19,7 @@ from torch_geometric.nn import MessagePassing
 from ooc.errors import ModelError
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.neighbourhood import BucketRows, neighbourhood, runs, stretches
-from ooc.model.layers.decoders import LinkLoss, LinkPredictor, check_loss, index_place, scores_of, takes_kinds
+from ooc.model.layers.decoders import LinkLoss, LinkPredictor, check_loss, index_place, scores_of, takes_link_types
 from ooc.model.layers.layer import EdgeInput, Graph, in_modes
 from ooc.model.layers.opaque import Opaque, lower_opaque
 from ooc.model.layers.per_edge import Key
@@ -64,7 +64,7 @@ class LinkScores(LinkLossSums):
     @torch.no_grad()
     def forward(self, key: Key, tile: TileEdges, source: Tensor | BucketRows, own: Tensor, groups: range) -> Tensor:
         module, most = cast(LinkLosses, self._module_of_thread()), self.edges_at_once(on_device=False)
-        first, (tile, source) = tile.start, self.joined(tile, source, own)
+        first, (tile, source) = tile.start, self.with_own_rows(tile, source, own)
         for run in runs(tile, most):
             at = int(self.offsets[run.start - tile.start + first])
             for piece, _ in stretches(run, most) if len(run.indices_E) > most else [(run, 0)]:
@@ -102,7 +102,7 @@ def lower_links(model: LinkPredictor, embeddings: Value, assembly: Assembly) -> 
         raise ModelError(f"embeddings of heads have {of_heads} columns, those of tails {of_tails}: give them as many")
     ends = embeddings if tails is None else (tails, embeddings)
     arguments: list[Any] = [ends, Graph(), EdgeInput(EdgeData.WEIGHT)]
-    if takes_kinds(model.decoder):
+    if takes_link_types(model.decoder):
         arguments.append(EdgeInput(EdgeData.FEATURES, steps=(("__getitem__", ((slice(None), 0),)), ("long", ()))))
     check_loss(model.loss, assembly.setting.dtype)
     kind = LinkLossSums if assembly.setting.training else LinkScores

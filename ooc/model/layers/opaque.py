@@ -195,7 +195,7 @@ class Opaque(EdgeAggregate):
 
     def forward(self, key: Key, tile: TileEdges, source: Tensor | BucketRows, own: Tensor, groups: range) -> Tensor:
         module, parts = self._module_of_thread(), []
-        tile, source = self.joined(tile, source, own)
+        tile, source = self.with_own_rows(tile, source, own)
         for run, split in self._runs(key, tile, source, {}):
             if split is not None:
                 parts.append(split.forward())
@@ -273,7 +273,7 @@ class Opaque(EdgeAggregate):
         """Return the gradients of everything it depends on, from a tile's rows of the result's gradient, ``own``,
         followed by the target's rows if there is a target."""
         trains = self.rows_train
-        tile, source = self.joined(tile, source, own[:, self.result :])
+        tile, source = self.with_own_rows(tile, source, own[:, self.result :])
         own = own[:, : self.result]
         parameters = [parameter for parameter in self.parameters if parameter.requires_grad]
         parts = partial(self._backward_parts, key, tile, source, own, parameters, {})
@@ -299,7 +299,7 @@ class Opaque(EdgeAggregate):
         """Return gradients of sources' rows, without the columns that only targets have."""
         return found[0], found[1][:, : self.source.columns]
 
-    def joined(self, tile: TileEdges, source: Any, own: Tensor) -> tuple[TileEdges, Any]:
+    def with_own_rows(self, tile: TileEdges, source: Any, own: Tensor) -> tuple[TileEdges, Any]:
         """Return the tile and what it gathers from, if targets' own rows are in another matrix than sources'."""
         if self.target is None:
             return tile, source

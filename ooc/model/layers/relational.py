@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ooc.kernels.functions import EdgeFunction, GatWithFeatures
 from ooc.model.graph import RelationScaling, Scaling
 from ooc.model.layers.attention import attend_in_slices, join_heads, map_with_scores, slice_heads
-from ooc.model.layers.edge_functions import FunctionAttention, by_dot_products
+from ooc.model.layers.edge_functions import FunctionAttention, dot_product_attention
 from ooc.model.layers.layer import Call, EdgeKinds, Graph
 from ooc.model.layers.per_edge import AttentionOptions, Maximum
 from ooc.model.layers.sums import ALL_KNOWN, SUMS, bias_of, check_sum, sum_of_maps
@@ -79,7 +79,7 @@ def lower_hgt(conv: Any, call: Call) -> ByType:
             parameters = lin.weight, lin.bias, conv.k_rel.weight, conv.v_rel.weight, p_rel
             keys = call.assembly.projection(rows[relation.source], weights, parameters)
             joint = relation != [*into][-1]
-            attention = partial(by_dot_products, options=options, joint=joint)
+            attention = partial(dot_product_attention, options=options, joint=joint)
             attended = [call.over(graph).per_edge(attention, keys, queries, *attended)]
         own = call.assembly.rowwise(call.where, nn.functional.gelu, attended)
         out = sum_of_maps(call, [conv.out_lin.lins[target]], [own])

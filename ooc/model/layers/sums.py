@@ -12,7 +12,7 @@ from torch_geometric.nn.aggr import AttentionalAggregation, DeepSetsAggregation,
 
 from ooc.kernels.functions import Rectified
 from ooc.model.graph import Scaling
-from ooc.model.layers.attention import lower_attentional, lower_set2set, works_by_rows
+from ooc.model.layers.attention import is_rowwise, lower_attentional, lower_set2set
 from ooc.model.layers.edge_functions import NO_TERM, EdgeTerm, FunctionAttention
 from ooc.model.layers.layer import Call
 from ooc.model.layers.per_edge import AttentionOptions, Maximum
@@ -74,7 +74,7 @@ def _lower_deep_sets(aggregation: Any, call: Call, x: Value) -> Value:
     """Lower DeepSetsAggregation: a network of the sum over in-neighbours of another network, which must be known to
     work row by row."""
     call.needs(aggregation.local_mlp is None is aggregation.global_mlp)  # these are told of the edges
-    call.needs(aggregation.local_nn is None or works_by_rows(aggregation.local_nn))
+    call.needs(aggregation.local_nn is None or is_rowwise(aggregation.local_nn))
     rows = x if aggregation.local_nn is None else call.apply(aggregation.local_nn, x)
     summed = call.aggregate(rows, Scaling.SUM)
     return summed if aggregation.global_nn is None else call.apply(aggregation.global_nn, summed)

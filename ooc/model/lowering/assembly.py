@@ -20,7 +20,7 @@ from ooc.kernels.tensors import fractions
 from ooc.model.graph import AnyScaling, RelationScaling
 from ooc.model.layers.per_edge import EdgeAggregate, Result
 from ooc.model.lowering.products import IN_FULL, Products
-from ooc.model.lowering.projection import ONCE, Linear, Projection, Repeated, SparseProduct, Weights
+from ooc.model.lowering.projection import NO_COPIES, Linear, Projection, Repeated, SparseProduct, Weights
 from ooc.model.lowering.rectified import Rectified, Sigmoidal, Signs
 from ooc.model.lowering.values import (
     Aggregate,
@@ -278,7 +278,7 @@ class Assembly:
         return self._products_of_sparse[value, weight]
 
     def projection(
-        self, source: Value, weights: Weights, parameters: Sequence[nn.Parameter], repeated: Repeated = ONCE
+        self, source: Value, weights: Weights, parameters: Sequence[nn.Parameter], repeated: Repeated = NO_COPIES
     ) -> Value:
         """Return x W(θ)ᵀ + b(θ)."""
         with torch.no_grad():

@@ -185,7 +185,7 @@ def message_of(error: Exception) -> str:
     return said if getattr(error, "place", "") or not place else f"{said} (in {place})"
 
 
-def placed(error: ModelError, place: str) -> ModelError:
+def with_place(error: ModelError, place: str) -> ModelError:
     """Return ``error`` with the place in the model it is about, the innermost one known."""
     if place and not error.place:
         error.args = (f"{error} (in {place})",)
@@ -219,7 +219,7 @@ class Interpreter:
             try:
                 result = next(given) if node.op == "placeholder" else self._result(node)
             except ModelError as error:
-                placed(error, node.meta.get(PLACE, ""))
+                with_place(error, node.meta.get(PLACE, ""))
                 raise
             if node.op == "output":
                 if isinstance(self.whole, UniformModel) and isinstance(result, Value) and not result.tail:

@@ -20,7 +20,7 @@ from ooc.model.layers.opaque import Opaque
 from ooc.model.layers.per_edge import Attention, EdgeAggregate, Result
 from ooc.model.lowering.assembly import Assembly, Setting
 from ooc.model.lowering.model_shape import ModelShape
-from ooc.model.lowering.projection import Made, Projection
+from ooc.model.lowering.projection import ComputedWeight, Projection
 from ooc.model.lowering.values import Aggregate, Dense, Dropout, Learnt, Moments, Value
 from ooc.plan.cost import aggregating_first_pays, transforming_constants_pays
 from ooc.plan.workload import EdgeData
@@ -175,7 +175,7 @@ class Network:
             made.begin()
 
     @property
-    def _made_weights(self) -> list[Made]:
+    def _made_weights(self) -> list[ComputedWeight]:
         return [projection.made for projection in self._projections[0] if projection.own_trains]
 
 

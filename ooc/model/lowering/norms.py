@@ -48,14 +48,14 @@ def _batch_norm(norm: Any, where: str, source: Value, assembly: Assembly) -> Val
         return 1.0 / float(inner.num_batches_tracked) if inner.momentum is None else float(inner.momentum)
 
     tracks = tracked and inner.training and inner.track_running_stats
-    return _standardised(inner, where, source, assembly, share if tracks else None)
+    return _standardise(inner, where, source, assembly, share if tracks else None)
 
 
 def _instance_norm(norm: Any, where: str, source: Value, assembly: Assembly) -> Value:
     if not (norm.training or not norm.track_running_stats):
         return _by_running_statistics(norm, where, source, assembly)
     tracks = norm.training and norm.running_mean is not None
-    return _standardised(norm, where, source, assembly, (lambda: float(norm.momentum)) if tracks else None)
+    return _standardise(norm, where, source, assembly, (lambda: float(norm.momentum)) if tracks else None)
 
 
 def _by_running_statistics(norm: Any, where: str, source: Value, assembly: Assembly) -> Value:
@@ -67,7 +67,7 @@ def _by_running_statistics(norm: Any, where: str, source: Value, assembly: Assem
     return found
 
 
-def _standardised(norm: Any, where: str, source: Value, assembly: Assembly, share: Callable[[], float] | None) -> Value:
+def _standardise(norm: Any, where: str, source: Value, assembly: Assembly, share: Callable[[], float] | None) -> Value:
     """Return (x - mean) / √(variance + ε), followed by the affine map, if there is one. Running statistics move by
     ``share`` towards an epoch's, whose variance is unbiased, as in torch; None: there are none."""
     if assembly.num_rows(source) <= 1:
@@ -130,7 +130,7 @@ def lower_hetero_batch_norm(norm: Any, where: str, source: Value, codes: Codes, 
         second, part = variance[types:].view(types, -1) + first.square(), share[:, None].clamp(min=tiny)
         return share, first / part, second / part - (first / part).square()
 
-    def columns_apart(x: Tensor, rows: Tensor) -> Tensor:
+    def separate_columns(x: Tensor, rows: Tensor) -> Tensor:
         """Return rows with separate columns for types [R, T + T C]."""
         is_of_type = F.one_hot(codes.of(rows), types).to(x.dtype)
         return torch.cat((is_of_type, (is_of_type[:, :, None] * x[:, None]).flatten(1)), dim=1)
@@ -151,7 +151,7 @@ def lower_hetero_batch_norm(norm: Any, where: str, source: Value, codes: Codes, 
             inputs,
             parameters,
         )
-    apart = assembly.detached(where, columns_apart, inputs)
+    apart = assembly.detached(where, separate_columns, inputs)
     moments = assembly.moments(apart, update if norm.track_running_stats else None)
     assembly.observed += [moments] if norm.track_running_stats else []
 

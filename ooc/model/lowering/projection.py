@@ -47,7 +47,7 @@ class Repeated:
         return out_RO
 
 
-ONCE = Repeated(1, 1)
+NO_COPIES = Repeated(1, 1)
 """No repeated columns."""
 
 
@@ -64,9 +64,9 @@ class Projection(Value):
         parameters: Sequence[nn.Parameter],
         *,
         product: Products = IN_FULL,
-        repeated: Repeated = ONCE,
+        repeated: Repeated = NO_COPIES,
     ) -> None:
-        self.made = Made(weights, parameters)
+        self.made = ComputedWeight(weights, parameters)
         super().__init__(index, (source,), (self.made.columns,))
         self.parameters = tuple(parameters)
         self.product = product
@@ -80,9 +80,9 @@ class Projection(Value):
         return self.inputs if self.own_trains else ()
 
     def compute(self, inputs: Sequence[Any], rows: Rows, *, record: bool) -> Tensor:
-        return self._multiplied(inputs[0], rows)
+        return self._multiply(inputs[0], rows)
 
-    def _multiplied(self, source: Tensor, rows: Rows, out: Tensor | None = None) -> Tensor:
+    def _multiply(self, source: Tensor, rows: Rows, out: Tensor | None = None) -> Tensor:
         (weight, bias), multiply = self.made.values(), self.product
         if multiply.dtype is None and bias is not None:
             return self.repeated.put(F.linear(source, weight, bias))
@@ -116,7 +116,7 @@ class Linear(Projection):
         super().__init__(index, source, lambda: (weight, None), (weight,), product=product)
 
     def compute_at(self, inputs: Sequence[Tensor], rows: Rows, out: Tensor) -> Tensor:
-        return self._multiplied(inputs[0], rows, out)
+        return self._multiply(inputs[0], rows, out)
 
 
 class SparseProduct(Projection):
@@ -146,7 +146,7 @@ class SparseProduct(Projection):
         return Gradients([None], self._of_parameters(of_weight, gradient))
 
 
-class Made:
+class ComputedWeight:
     """A weight [O, I] and bias [O] made of parameters once a program, as parameters only change between programs.
 
     A small one is made once for values and gradients, and its autograd record is counted as much again. Gradients of

@@ -456,7 +456,7 @@ class _Tracer(fx.Tracer):
         super().__init__()
         self._name, self._inputs, self._opened = calls.name, calls.inputs, calls.opened
         self._trained = calls.rows if calls.training else None
-        self._more = {*_ADDED_SIZES, (min(0, calls.fewest[0] - _NODES), min(0, calls.fewest[1] - _EDGES))}
+        self._added_sizes = {*_ADDED_SIZES, (min(0, calls.fewest[0] - _NODES), min(0, calls.fewest[1] - _EDGES))}
         self._of_edges = {*_edge_functions(), *calls.whole}
         self.without_gradients: set[fx.Node] = set()
         self._counts = {one.shape[0 if one.is_floating_point() else -1] for one in self._inputs}
@@ -466,7 +466,7 @@ class _Tracer(fx.Tracer):
         """The thread that traces, since torch.fx wraps ``nn.Module`` for all threads; 0 while samples are computed.
         Taking the wrappers off meanwhile takes milliseconds each time, as Python then forgets what it knows of all
         subclasses."""
-        self._asked: set[fx.Node] = set()
+        self._queries: set[fx.Node] = set()
 
     def path_of_module(self, mod: nn.Module) -> str:
         try:
@@ -512,7 +512,7 @@ class _Tracer(fx.Tracer):
                 stack.enter_context(patch)
             graph = super().trace(*args, **kwargs)
         for node in reversed(list(graph.nodes)):
-            if node in self._asked and not node.users:
+            if node in self._queries and not node.users:
                 graph.erase_node(node)
         return graph
 
@@ -585,7 +585,7 @@ class _Tracer(fx.Tracer):
     def only_answer(self, node: fx.Node, kind: Callable[[Any], Any]) -> Any:
         """Return the value of ``node``, made of shapes, as a ``kind``, if it does not depend on the number of rows and
         edges; otherwise raise ModelError."""
-        answers = {kind(self._evaluate_sizes(node, more)) for more in self._more}
+        answers = {kind(self._evaluate_sizes(node, more)) for more in self._added_sizes}
         if len(answers) > 1:
             raise self._value_branch_error()
         return answers.pop()
@@ -605,7 +605,7 @@ class _Tracer(fx.Tracer):
         with a number other than 0 and 1, which may be the graph's own count."""
         name: Any = node.target
         rest: Any = (*node.args[1:], *node.kwargs.values())
-        self._asked.add(node)
+        self._queries.add(node)
         if node.op == "call_function" and name in _NUMBER_FUNCTIONS:
             args = fx.node.map_arg(node.args, lambda one: self._evaluate_sizes(one, more))
             if name in (operator.eq, operator.ne):

@@ -25,7 +25,7 @@ from torch_geometric.nn import Sequential as GraphSequential
 from ooc.errors import ModelError, OocError
 from ooc.model.layers.layer import ARGUMENTS, EdgeInput, EdgeKinds, Graph
 from ooc.model.lowering.assembly import Assembly, Inputs, Results, Setting, first_line
-from ooc.model.lowering.interpreter import Interpreter, placed, reason_of
+from ooc.model.lowering.interpreter import Interpreter, reason_of, with_place
 from ooc.model.lowering.opened import lower_as_it_is
 from ooc.model.lowering.symbolic import (
     calls_of,
@@ -68,7 +68,7 @@ def _call_convention_of(model: nn.Module, setting: Setting) -> CallConvention:
     as_data = takes_data(model)
     taken = edge_arguments(model, setting.edge_data, setting.weights_name, by_type=types is not None)
     numbered = types is not None and len(types.nodes) == 1 and (as_data or _EDGE_TYPE in _arguments_of(model))
-    batch = types is None and not as_data and _must_be_told_batch(model)
+    batch = types is None and not as_data and _requires_batch(model)
     given = [_EDGE_TYPE] if numbered else [*taken.values(), *["batch"] * batch]
     given += counts_of(model)
     inputs, by_name = setting.inputs, tuple[str, ...]()
@@ -197,7 +197,7 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
                 "del data.edge_type or drop_edge_data=True"
             ) from error
         if isinstance(error, ModelError):
-            placed(error, where)
+            with_place(error, where)
             error.args = (f"{error}{_own_rows_advice(model, setting)}",)
         if isinstance(error, OocError):  # of the store, it may be
             raise
@@ -209,7 +209,7 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
             reason += own
         elif bare := [name for name in (types.nodes if types else ()) if name not in columns]:
             reason += f"; nodes {bare[0]!r} have no features: embedding={{{bare[0]!r}: 64}} trains some"
-        raise placed(ModelError(f"model {kind} cannot be taken apart: {reason}"), where) from error
+        raise with_place(ModelError(f"model {kind} cannot be taken apart: {reason}"), where) from error
     finally:
         for module, training in modes:
             module.training = training
@@ -320,7 +320,7 @@ def _is_called_by_type(model: nn.Module) -> bool:
     return "edge_index_dict" in _arguments_of(model)
 
 
-def _must_be_told_batch(model: nn.Module) -> bool:
+def _requires_batch(model: nn.Module) -> bool:
     """Whether it requires the argument ``batch``."""
     batch = inspect.signature(model.forward).parameters.get("batch")
     return batch is not None and batch.default is inspect.Parameter.empty

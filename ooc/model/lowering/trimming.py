@@ -34,7 +34,7 @@ class Trimmed(nn.Module):
     and returns the model's outputs for the seeds. Parameters, modes and hooks are the model's own.
     """
 
-    def __init__(self, model: nn.Module, plan: "_Plan") -> None:
+    def __init__(self, model: nn.Module, plan: "_TrimPlan") -> None:
         super().__init__()
         self.model = model
         self.plan = plan
@@ -50,7 +50,7 @@ class Trimmed(nn.Module):
     def of(cls, model: nn.Module, network: Network) -> Self | None:
         """Return the trimmed model; None if nothing can be left out, because some value needs all rows, as a norm over
         nodes does, or its rows are not known."""
-        plan = None if network.traced is None else _Plan.of(*network.traced)
+        plan = None if network.traced is None else _TrimPlan.of(*network.traced)
         return None if plan is None else cls(model, plan)
 
     def forward(
@@ -68,7 +68,7 @@ class Trimmed(nn.Module):
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _TrimPlan:
     """The calls of a model with their distances to the outputs: of their results (``after``), and of what they read
     (``before``), which is larger for calls along edges. ``known``: what each call stands for."""
 
@@ -92,13 +92,13 @@ class _Plan:
         before: dict[fx.Node, int] = {}
         for node in reversed(graph.nodes):
             value = _underlying_rows(known.get(node))
-            along = any(isinstance(known.get(source), Graph) for source in node.all_input_nodes)
+            follows_edges = any(isinstance(known.get(source), Graph) for source in node.all_input_nodes)
             if node.op == "output":
                 after |= dict.fromkeys(node.all_input_nodes, 0)
                 continue
             if node not in after:
                 continue  # nobody reads it
-            if isinstance(value, OneBatch) or (along and not isinstance(value, Value)):
+            if isinstance(value, OneBatch) or (follows_edges and not isinstance(value, Value)):
                 return None
             of_all = getattr(node.target, "__name__", node.target) in ARITHMETIC and any(
                 isinstance(known[one], RowCount) for one in node.all_input_nodes
@@ -109,9 +109,9 @@ class _Plan:
             below = hops(value, above=read) if isinstance(value, Value) else {}
             for source in node.all_input_nodes:
                 rows = _underlying_rows(known[source])
-                further = below.get(rows, EVERYWHERE if along else 0) if isinstance(rows, Value) else 0
+                further = below.get(rows, EVERYWHERE if follows_edges else 0) if isinstance(rows, Value) else 0
                 after[source] = max(after.get(source, 0), after[node] + further)
-                if along:
+                if follows_edges:
                     before[node] = max(before.get(node, 0), after[node] + further)
                 if after[source] >= EVERYWHERE:
                     return None
@@ -141,8 +141,8 @@ class _TrimmedRun(fx.Interpreter):
     def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of a call, with only the rows and edges that it reads."""
         plan = self._plan
-        along = n in plan.before
-        distance = plan.before[n] if along else plan.after.get(n, 0)
+        follows_edges = n in plan.before
+        distance = plan.before[n] if follows_edges else plan.after.get(n, 0)
         rows, edges = self._rows_at(distance), self._edges[min(distance, len(self._edges) - 1)]
 
         def given(source: fx.Node) -> Any:
@@ -159,7 +159,7 @@ class _TrimmedRun(fx.Interpreter):
             return _with_row_count(what, found, rows)
 
         args, kwargs = map_arg((n.args, n.kwargs), given)
-        if along and n.target in self._given_targets and isinstance(args[0], Tensor):
+        if follows_edges and n.target in self._given_targets and isinstance(args[0], Tensor):
             args = ((args[0], args[0][: self._rows_at(plan.after[n])]), *args[1:])
         return args, kwargs
 

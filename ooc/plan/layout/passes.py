@@ -331,7 +331,7 @@ class ShardedMemory(NamedTuple):
     nbytes: int
 
 
-def columns_beside(own: Grid, source: Grid, slab: int) -> range:
+def matching_columns(own: Grid, source: Grid, slab: int) -> range:
     """Return the columns of ``own`` that belong to a slab of ``source``."""
     first = slab * source.slab_columns
     at = (first, first + source.width(slab))
@@ -349,7 +349,7 @@ def sharded_memory(
     for name in (item.pull.source, *item.pull.own):
         one, is_source = matrices[name], name == item.pull.source
         most = max(len(sharded_rows(item, passes, one, share, rank)) for rank in range(share.count))
-        width = len(columns_beside(one.grid, source.grid, 0))
+        width = len(matching_columns(one.grid, source.grid, 0))
         rows = align_up((one.grid.rows if is_source else item.rows) * width * one.region_itemsize)
         own = align_up(most * one.grid.width(0) * one.region_itemsize)
         slabs, begin = item.slab_buffers if is_source else one.grid.slabs * (not one.whole), end
@@ -414,9 +414,9 @@ def blocks_of(item: RowPass, matrices: Mapping[str, MatrixPlan], passes: Passes)
     return passes.remembered(("blocks of", item.index), find)
 
 
-def slabs_beside(source: Grid, own: Grid, slab: int) -> range:
+def matching_slabs(source: Grid, own: Grid, slab: int) -> range:
     """Return the slabs of ``own`` that hold the groups of slab ``slab`` of ``source``."""
-    columns = columns_beside(own, source, slab)
+    columns = matching_columns(own, source, slab)
     return range(columns.start // own.slab_columns, -(-columns.stop // own.slab_columns))
 
 
@@ -432,7 +432,7 @@ def column_step_rows(item: ColumnPass, matrices: Mapping[str, MatrixPlan], step_
     return max(step_rows, min([matrices[item.output].grid.block_rows, *heights]))
 
 
-def edges_together(item: Pass, edges: int) -> int:
+def edges_in_memory(item: Pass, edges: int) -> int:
     """Return how many of the ``edges`` of some rows a pass has in memory at a time."""
     if isinstance(item, ColumnPass) and item.edges_at_once is not None:
         return min(edges, item.edges_at_once)

@@ -6,7 +6,7 @@ from functools import lru_cache
 from heapq import nlargest
 from operator import sub
 
-from ooc.plan.layout.passes import ColumnPass, MatrixPlan, Pass, RowPass, edges_together, pulled_columns
+from ooc.plan.layout.passes import ColumnPass, MatrixPlan, Pass, RowPass, edges_in_memory, pulled_columns
 from ooc.plan.workload import Direction, EdgeData, PerEdge, Pull, Topology, Workload, results_at_once
 
 PULL_TILE_ROWS = 2048
@@ -70,7 +70,7 @@ def _edges_nbytes(item: Pass, pull: Pull, workload: Workload, tile: int, share: 
     topology, rows = workload.topologies[pull.direction], min(item.rows, tile)
     heaviest = heaviest_tiles(topology, workload.tile_rows, item.rows, tile)
     carried = 2 * workload.part_edges * (isinstance(item, ColumnPass) and item.edges_at_once is not None)
-    most, second = (edges_together(item, edges) + carried for edges in heaviest)  # as what two parts come to
+    most, second = (edges_in_memory(item, edges) + carried for edges in heaviest)  # as what two parts come to
     beside = _BYTES_PER_TILE_EDGE
     kind = pull.per_edge
     if kind is not None and not kind.edges_at_once:

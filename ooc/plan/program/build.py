@@ -5,7 +5,7 @@ from ooc.plan.layout.layout import Layout, free_frames
 from ooc.plan.program.capacity import Capacity, capacity_of
 from ooc.plan.program.plan import Plan
 from ooc.plan.program.program import EPOCHS, BlockSequence, Program, unroll
-from ooc.plan.program.sequence import BlockTable, block_table, swept, uses_of
+from ooc.plan.program.sequence import BlockTable, block_table, pulled_directions, uses_of
 from ooc.plan.program.staging import IN_TRANSFER, Staging, sequence_of, transfers_of
 from ooc.plan.workload import Workload
 
@@ -24,7 +24,7 @@ def build_plan(layout: Layout, capacity: Capacity, *, epoch_only: bool = False) 
         tile_rows=workload.tile_rows,
         frames=max([*(program.frames for program in unrolled.values()), *stops], default=0),
         recomputed=workload.recomputed,
-        topologies=swept(layout, workload),
+        topologies=pulled_directions(layout, workload),
         blocks=blocks,
         unrolled=unrolled,
         fixed_device_bytes=workload.fixed_device_bytes,

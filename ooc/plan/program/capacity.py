@@ -19,10 +19,10 @@ from ooc.plan.layout.passes import (
     column_step_rows,
     direct_slabs,
     edge_grid,
+    edges_in_memory,
     edges_swept,
-    edges_together,
+    matching_slabs,
     row_step_rows,
-    slabs_beside,
 )
 from ooc.plan.layout.temporaries import most_edges
 from ooc.plan.program.staging import IN_TRANSFER, MOST_AHEAD
@@ -322,7 +322,7 @@ def _block_uses(item: Pass, layout: Layout, workload: Workload, passes: Passes) 
         source, sweeps = matrices[item.pull.source].grid, item.slabs
         beside = (matrices[name].grid for name in item.pull.own if not matrices[name].whole)
         count = item.slabs * matrices[item.output].grid.blocks
-        count += sum(item.slabs * len(slabs_beside(source, own, 0)) * own.blocks for own in beside)
+        count += sum(item.slabs * len(matching_slabs(source, own, 0)) * own.blocks for own in beside)
         count += (source.slabs - direct_slabs(passes, item)) * source.blocks
     else:
         count = sum(len(slabs) * matrices[name].grid.blocks for name, slabs, _ in blocks_of(item, matrices, passes))
@@ -345,7 +345,7 @@ def _blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Pass
         source = layout.matrices[item.pull.source].grid
         used.append((layout.matrices[item.output].grid, item.processes))
         for own in (layout.matrices[name] for name in item.pull.own):
-            slabs = max(len(slabs_beside(source, own.grid, slab)) for slab in range(item.slabs))
+            slabs = max(len(matching_slabs(source, own.grid, slab)) for slab in range(item.slabs))
             used.append((own.grid, 0 if own.whole else slabs))
         if source.block_rows < layout.step_rows:  # of the step before, until they are in the buffers
             copied = item.slab_buffers - direct_slabs(passes, item)
@@ -356,7 +356,7 @@ def _blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Pass
     steps = item.steps_at_once
     count += sum(steps * number * -(-height // grid.block_rows) for grid, number in used)
     for _, topology, array in edges_swept(item, workload):
-        most = edges_together(item, most_edges(topology, workload.tile_rows, item.rows, height))
+        most = edges_in_memory(item, most_edges(topology, workload.tile_rows, item.rows, height))
         grid = edge_grid(array, topology.edges, layout.frame_bytes)
         count += steps * min(-(-most // grid.block_rows) + 1, grid.blocks)
     return count

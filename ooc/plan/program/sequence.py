@@ -30,8 +30,8 @@ from ooc.plan.layout.passes import (
     edge_grid,
     edges_name,
     edges_swept,
+    matching_slabs,
     row_step_rows,
-    slabs_beside,
 )
 from ooc.plan.program.columns import Columns
 from ooc.plan.workload import EdgesKey, Kind, Share, Topology, Workload
@@ -174,13 +174,13 @@ def block_table(layout: Layout, workload: Workload) -> BlockTable:
         found[name] = planned.grid, kind.lasts, own if shared else None
     found |= {
         edges_name(direction, data): (edge_grid(array, topology.edges, layout.frame_bytes), direction.lasts, None)
-        for direction, topology in swept(layout, workload).items()
+        for direction, topology in pulled_directions(layout, workload).items()
         for data, array in topology.arrays.items()
     }
     return BlockTable.of(found)
 
 
-def swept(layout: Layout, workload: Workload) -> dict[EdgesKey, Topology]:
+def pulled_directions(layout: Layout, workload: Workload) -> dict[EdgesKey, Topology]:
     """Return the directions along whose edges some pass pulls. Without shuffles, the out-edges may not be needed."""
     passes = [item for program in layout.programs.values() for item in program]
     names = {name for item in passes for name, _, _ in edges_swept(item, workload)}
@@ -326,7 +326,7 @@ def _column_uses(
         for name in item.pull.own:
             planned = layout.matrices[name]
             if not planned.whole:
-                slabs = slabs_beside(source, planned.grid, slab)
+                slabs = matching_slabs(source, planned.grid, slab)
                 of_rows.append(row_spans(planned.grid, blocks.base(name), slabs, 0, whole, height, Use.READ))
         spans = [
             Span(at + begins[low], at + begins[high + 1] - 1, block, use)

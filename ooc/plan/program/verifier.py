@@ -18,7 +18,7 @@ from ooc.plan.layout.passes import (
     ShufflePass,
     blocks_of,
     direct_slabs,
-    slabs_beside,
+    matching_slabs,
     slabs_nbytes,
     streaming_memory,
     sweeps_of,
@@ -259,7 +259,7 @@ def _verify_low_blocks(plan: Plan, program: str) -> None:
                 continue
             else:
                 source = plan.matrices[item.pull.source].grid
-                slabs = [(name, slabs_beside(source, low[name].grid, slab)) for name in item.pull.own if name in low]
+                slabs = [(name, matching_slabs(source, low[name].grid, slab)) for name in item.pull.own if name in low]
                 slabs += [(item.output, range(slab, slab + 1))] * (item.output in low)
             for name, several in slabs:
                 grid, base = low[name].grid, plan.blocks.base(name)

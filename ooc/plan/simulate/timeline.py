@@ -136,7 +136,7 @@ def stretches(events: Iterable[Event], shortest_s: float, longest_s: float) -> I
         yield held
 
 
-def together(
+def merge_timelines(
     timelines: Sequence[Timeline], received: Sequence[Sequence[Sequence[Received]]], link_bytes_per_s: float
 ) -> list[Timeline]:
     """Return the epochs of several processes that train one graph, on one clock. All end a pass before any begins the

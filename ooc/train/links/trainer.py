@@ -25,7 +25,7 @@ from ooc.engine.recording import EpochRecorder
 from ooc.engine.session import Session
 from ooc.errors import ModelError, OptionError
 from ooc.interruption import interruptible_by_ctrl_c
-from ooc.model.layers.decoders import LinkPredictor, takes_kinds
+from ooc.model.layers.decoders import LinkPredictor, takes_link_types
 from ooc.model.lowering.network import dtype_of
 from ooc.plan.workload import Direction
 from ooc.sizes import check_whole
@@ -118,7 +118,7 @@ class LinkObjective(Objective):
 
         Rows that no link reaches are computed, too, since it is not known which these are.
         """
-        if isinstance(model, LinkPredictor) and takes_kinds(model.decoder) and not self.ends.relations:
+        if isinstance(model, LinkPredictor) and takes_link_types(model.decoder) and not self.ends.relations:
             raise OptionError("the decoder tells types of edges apart, and links are of one; leave out relations=")
         trained = {} if self.training is None else self.training.arrays
         joined = store.joined_by(trained | self.scorer.arrays, neighbours=self.ends.tails)

@@ -38,11 +38,11 @@ from ooc.model.lowering.messages.summed import (
     MULTIPLY,
     PLAIN,
     UpdateModule,
+    argument_and_end,
     calls_of_message,
     check_by_rows,
     degree_of,
     names_of,
-    of_end,
     propagates_as_pyg,
 )
 from ooc.model.lowering.symbolic import is_linear, writes_in_place
@@ -152,7 +152,7 @@ class _MessageInterpreter(Interpreter):
         plain, rows, edges = dict[str, Any](), dict[str, _EndTerms](), dict[str, _EndTerms]()
         tails, carried_tails = list[tuple[int, ...]](), list[tuple[int, ...]]()
         for name in names_of(conv, "message"):
-            one, end = of_end(conv, given, name)
+            one, end = argument_and_end(conv, given, name)
             if isinstance(one, Value) and end is not None and (len(one.tail) == 1 or conv.node_dim == 0):
                 rows[name] = _end_terms(end, one)
                 tails.append(one.tail)

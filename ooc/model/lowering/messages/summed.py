@@ -117,7 +117,7 @@ def lower_sum(conv: Any, where: str, last: EdgeCall, assembly: Assembly) -> Valu
         raise NoFormulaError(f"{where}: its edges are not the graph's own")
     inputs, plain, factors = dict[str, Any](), dict[str, Any](), list[tuple[Value, int]]()
     for name in names_of(conv, "message"):
-        one, weight = of_end(conv, given, name)[0], _VECTOR
+        one, weight = argument_and_end(conv, given, name)[0], _VECTOR
         while isinstance(one, EdgeCall) and one.args[1:] in _TO_COLUMN.get(one.target, ()):
             one, weight = one.args[0], _COLUMN
         if isinstance(one, Value) and (len(one.tail) == 1 or conv.node_dim == 0):  # taken for each edge
@@ -238,7 +238,7 @@ def _end_of(index: Any) -> tuple[Any, int]:
     return None, 0
 
 
-def of_end(conv: Any, given: Mapping[str, Any], name: str) -> tuple[Any, int | None]:
+def argument_and_end(conv: Any, given: Mapping[str, Any], name: str) -> tuple[Any, int | None]:
     """Return the argument of ``message`` with this name, and the end of the edges it belongs to: 0 for where messages
     come from, 1 for the other, None for neither. The first of a pair is for sources, whichever way messages go, unless
     PyG has made no ``propagate`` for the class."""
