@@ -39,7 +39,7 @@ from ooc.version import __version__
 
 _DTYPES = ("float32", "float64", "float16")
 _FEATURE_FORMS = ("auto", "dense", "sparse")
-_UNORDERED = "unordered"
+_UNORDERED_FOLDER = "unordered"
 
 
 @interruptible_by_ctrl_c()
@@ -130,7 +130,7 @@ def convert(
         raise OptionError(f"{graph.name} has many graphs, whose rows stay together; leave out order='hop'")
     if graph.types is not None:
         check_options(graph, graph.types, options)
-    _shares(graph, budget, ordered=ordered)  # Before anything is made.
+    _divide_budget(graph, budget, ordered=ordered)  # Before anything is made.
     check_folder(target.parent)
     for note in graph.notes:
         listener(Note(note))
@@ -147,7 +147,7 @@ def convert(
             check_disk(f"converting {graph.name}", need, work.folder)
             name = target.name.removesuffix(".ooc")
             links = target.with_name(f"{name}.links.npz")
-            _fill(graph, work, name=name, options=options, ordered=ordered, budget=budget, links=links)
+            _write_store(graph, work, name=name, options=options, ordered=ordered, budget=budget, links=links)
     store = open_store(target)
     count, labelled = store.num_graphs or store.num_nodes, sum(store.split_sizes.values())
     if 0 < labelled < count and str(graph.description.get("split", "")).startswith(USUAL_SPLIT):
@@ -184,7 +184,7 @@ def chosen_options(
     return Options(symmetrize=both_ways, drop_duplicates=once, dtype=dtype, sparse_features=sparse, **others)
 
 
-def _shares(graph: Source, budget_bytes: int, *, ordered: bool) -> list[Shares]:
+def _divide_budget(graph: Source, budget_bytes: int, *, ordered: bool) -> list[Shares]:
     """Return the divisions of memory for writing the store and for ordering its rows.
 
     The latter has the budget without what the source holds.
@@ -194,7 +194,7 @@ def _shares(graph: Source, budget_bytes: int, *, ordered: bool) -> list[Shares]:
     return [divide(sizes, budget_bytes), *([divide(twice, budget_bytes, ordering=True)] if ordered else [])]
 
 
-def _fill(
+def _write_store(
     graph: Source, work: Workplace, *, name: str, options: Options, ordered: bool, budget: int, links: Path
 ) -> None:
     """Write the store, or the rest of it after an earlier process; ``links``: the file of held-out links."""
@@ -205,9 +205,9 @@ def _fill(
         if ids_bytes:  # Only now it is known how long they are.
             need = disk_bytes(Sizes.of(graph), options, ordered=ordered) + ids_bytes
             check_disk(f"converting {graph.name}", need - work.written_bytes(), work.folder)
-    shares, *ordering = _shares(graph, budget, ordered=ordered)
-    store = work.scratch / _UNORDERED if ordered else work.store
-    _write(graph, store, work, name=name, options=options, shares=shares)
+    shares, *ordering = _divide_budget(graph, budget, ordered=ordered)
+    store = work.scratch / _UNORDERED_FOLDER if ordered else work.store
+    _write_graph(graph, store, work, name=name, options=options, shares=shares)
     if options.hold_out is not None:
         kind = options.hold_out.edge_type
         within = kind is None or kind.within_type
@@ -218,7 +218,7 @@ def _fill(
         write_in_order(open_store(store), work, name=name, shares=ordering[0])
 
 
-def _write(graph: Source, store: Path, work: Workplace, *, name: str, options: Options, shares: Shares) -> None:
+def _write_graph(graph: Source, store: Path, work: Workplace, *, name: str, options: Options, shares: Shares) -> None:
     """Write all of ``graph`` to the folder ``store``, with rows in the source's order."""
     labelled = graph.labelled_type
     folder = store / of_nodes(labelled, "")

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ooc.conversion.edges import Edges, keys_of
-from ooc.storage.record_files import RecordFiles, Records, taken
+from ooc.storage.record_files import RecordFiles, Records, take_records
 from ooc.threads import Threads
 
 KEY_BYTES = 8
@@ -109,7 +109,7 @@ class _Buffer:
             yield edges
             return
         for start in range(0, self._count, block):
-            yield taken(edges, self._order[start : start + block])
+            yield take_records(edges, self._order[start : start + block])
         self._order = None
 
 
@@ -135,7 +135,7 @@ class Sorter:
         self._capacity = max(2, capacity)
         self._block = max(1, block)
         self._workers = workers
-        self._finer: set[str] = set()
+        self._split_files: set[str] = set()
         self._buffers: list[_Buffer] = []
         self._reading: dict[Bucket, tuple[Future[None], _Buffer]] = {}
 
@@ -149,7 +149,7 @@ class Sorter:
             while self._waiting:
                 bucket = self._waiting[0]
                 if bucket.count > self._capacity and bucket.least != bucket.largest:
-                    finer = self._spread_again(bucket)
+                    finer = self._split_bucket(bucket)
                     self._waiting.popleft()
                     self._waiting.extendleft(reversed(finer))
                 else:
@@ -162,7 +162,7 @@ class Sorter:
                         pool.result(future)
                         yield from buffer.runs(self._block)
                         self._buffers.append(buffer)
-                if bucket.file in self._finer:
+                if bucket.file in self._split_files:
                     self._records(bucket).path.unlink()
         finally:
             pool.shutdown(cancel_futures=True)
@@ -180,7 +180,7 @@ class Sorter:
                 buffer = self._buffers.pop()
                 self._reading[bucket] = pool.submit(buffer.fill, self._records(bucket)), buffer
 
-    def _spread_again(self, bucket: Bucket) -> list[Bucket]:
+    def _split_bucket(self, bucket: Bucket) -> list[Bucket]:
         parts = min(parts_for(bucket.count, self._capacity), bucket.largest - bucket.least + 1)
         prefix = f"{Path(bucket.file).stem}-"
         finer = Spreader(self._folder, low=bucket.least, high=bucket.largest, parts=max(2, parts), prefix=prefix)
@@ -189,5 +189,5 @@ class Sorter:
                 finer.add(edges)
         finally:
             buckets = finer.close()
-        self._finer |= {one.file for one in buckets}
+        self._split_files |= {one.file for one in buckets}
         return buckets

@@ -106,13 +106,13 @@ class ValueForm:
             wide = np.float64 if kind == "float64" else np.float32
             if (rounded := whole_numbers_rounded(values.astype(wide), values)) is not None:
                 at = np.argwhere(rounded)[0]
-                raise rounded_by(np.dtype(wide).name, _number_of(name, first + at[0], *at[1:]), values[tuple(at)])
+                raise rounded_by(np.dtype(wide).name, _number_name(name, first + at[0], *at[1:]), values[tuple(at)])
         return found
 
     def whole_columns(self) -> "dict[str, WholeColumns]":
         """Return a check of integers that float64 would round, for each array, by its name in `EdgeData`."""
         return {
-            name.removeprefix("edge_"): WholeColumns(width or 1, partial(_number_of, name))
+            name.removeprefix("edge_"): WholeColumns(width or 1, partial(_number_name, name))
             for name, kind, width in self.columns
             if kind != "float64"
         }
@@ -130,10 +130,10 @@ def _check_finite(stored: AnyArray, given: AnyArray, name: str, kind: str, first
     at = np.argwhere(~finite)[0]
     value = given[tuple(at)]
     limit = f", more than {kind} can hold" if np.isfinite(value) else ""
-    raise SourceError(f"{_number_of(name, first + at[0], *at[1:])} is {value:g}{limit}")
+    raise SourceError(f"{_number_name(name, first + at[0], *at[1:])} is {value:g}{limit}")
 
 
-def _number_of(name: str, edge: int, column: int = 0) -> str:
+def _number_name(name: str, edge: int, column: int = 0) -> str:
     """Return the name of a number of an edge's data for messages."""
     return f"the {'weight' if name == EDGE_WEIGHT else f'feature {column}'} of edge {edge}"
 
@@ -191,12 +191,12 @@ def distinct(runs: Iterable[Edges]) -> Iterator[Edges]:
     for keys in runs:
         if not len(keys):
             continue
-        fresh = _fresh(keys, last)
+        fresh = _is_first_of_key(keys, last)
         last = int(keys[-1])
         yield keys[fresh]
 
 
-def merged(runs: Iterable[Edges], form: ValueForm, keys_form: KeyForm) -> Iterator[Edges]:
+def coalesced(runs: Iterable[Edges], form: ValueForm, keys_form: KeyForm) -> Iterator[Edges]:
     """Yield each key once, with the sum of its edges' data, as PyG's ``coalesce`` does by default.
 
     Sums are in double precision, in the source's order, so that the division into runs changes no bit. SourceError
@@ -211,7 +211,7 @@ def merged(runs: Iterable[Edges], form: ValueForm, keys_form: KeyForm) -> Iterat
         if held is not None:
             keys = np.concatenate([np.array([held[0]], dtype=np.uint64), keys])
             wide = np.concatenate([held[1], wide])
-        fresh = _fresh(keys, None)
+        fresh = _is_first_of_key(keys, None)
         group = np.cumsum(fresh) - 1
         sums = np.stack([np.bincount(group, weights=column) for column in wide.T], axis=1).astype(
             np.float64, copy=False
@@ -219,12 +219,12 @@ def merged(runs: Iterable[Edges], form: ValueForm, keys_form: KeyForm) -> Iterat
         keys = keys[fresh]
         held = int(keys[-1]), sums[-1:]
         if len(keys) > 1:
-            yield _narrowed(keys[:-1], sums[:-1], form, keys_form)
+            yield _cast_sums(keys[:-1], sums[:-1], form, keys_form)
     if held is not None:
-        yield _narrowed(np.array([held[0]], dtype=np.uint64), held[1], form, keys_form)
+        yield _cast_sums(np.array([held[0]], dtype=np.uint64), held[1], form, keys_form)
 
 
-def _narrowed(keys: Keys, sums: npt.NDArray[np.float64], form: ValueForm, keys_form: KeyForm) -> Edges:
+def _cast_sums(keys: Keys, sums: npt.NDArray[np.float64], form: ValueForm, keys_form: KeyForm) -> Edges:
     edges, done = form.ones(keys), 0
     for name, _, width in form.columns:
         with np.errstate(over="ignore"):  # infinite then
@@ -241,7 +241,7 @@ def _narrowed(keys: Keys, sums: npt.NDArray[np.float64], form: ValueForm, keys_f
     return edges
 
 
-def _fresh(keys: Keys, last: int | None) -> npt.NDArray[np.bool_]:
+def _is_first_of_key(keys: Keys, last: int | None) -> npt.NDArray[np.bool_]:
     """Return which ``keys`` differ from the one before; ``last``: the key before the first."""
     fresh = np.empty(len(keys), dtype=np.bool_)
     fresh[0] = last is None or int(keys[0]) != last
@@ -261,13 +261,13 @@ def with_self_loops(runs: Iterable[Edges], form: KeyForm, values: ValueForm) -> 
         while stop - node > _WINDOW_ROWS:  # A sparse graph: many rows in few keys.
             loops = form.loops(node, node + _WINDOW_ROWS)
             here = int(np.searchsorted(keys, loops[-1], side="right"))
-            yield _with_loops(run[done:here], loops, values)
+            yield _insert_loops(run[done:here], loops, values)
             node, done = node + _WINDOW_ROWS, here
-        yield _with_loops(run[done:], form.loops(node, stop), values)
+        yield _insert_loops(run[done:], form.loops(node, stop), values)
         node = max(node, stop)
 
 
-def _with_loops(run: Edges, loops: Keys, values: ValueForm) -> Edges:
+def _insert_loops(run: Edges, loops: Keys, values: ValueForm) -> Edges:
     """Return ``run`` with those of the ``loops`` that it lacks."""
     keys = keys_of(run)
     at = np.searchsorted(keys, loops)

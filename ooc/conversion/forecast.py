@@ -14,8 +14,8 @@ from ooc.sources.names import Dataset
 _KEY_BYTES = 8
 # Size of ogbn-papers100M's zip as ogb's downloader shows it, 56.17 GB of 2³⁰: github.com/snap-stanford/ogb, issue 506.
 _PUBLISHED_BYTES = {"ogbn-papers100M": int(56.17 * 2**30)}
-_HALF_FLOATS = ("mag240m",)
-_IN_THE_STORE = ("labels", "writing in-edges", "writing out-edges", "writing features")
+_FLOAT16_DATASETS = ("mag240m",)
+_STORE_STAGES = ("labels", "writing in-edges", "writing out-edges", "writing features")
 _PACKED_SHARE = 0.98  # Files smaller than that share of their arrays must be inflated.
 
 
@@ -42,7 +42,7 @@ def sizes_of_dataset(dataset: Dataset) -> Sizes:
         num_nodes=dataset.nodes,
         num_edges=dataset.edges,
         num_features=dataset.features,
-        feature_bytes=2 if dataset.name in _HALF_FLOATS else 4,
+        feature_bytes=2 if dataset.name in _FLOAT16_DATASETS else 4,
         packed_bytes=_PUBLISHED_BYTES.get(dataset.name, 0),
         resident_bytes=dataset.nodes,  # Its splits.
     )
@@ -79,7 +79,7 @@ def forecast(sizes: Sizes, rates: Rates, options: Options, *, ordered: bool) -> 
         stages=stages,
         disk_bytes=disk_bytes(sizes, options, ordered=ordered),
         least_memory_bytes=least_budget_bytes(sizes, ordering=ordered),
-        store_bytes=sum(stage.written_bytes for stage in stages if stage.name in _IN_THE_STORE),
+        store_bytes=sum(stage.written_bytes for stage in stages if stage.name in _STORE_STAGES),
     )
 
 

@@ -127,7 +127,7 @@ class HeldOut:
         for name, pairs in zip(_SPLITS, found, strict=True):
             links[name] = np.unique(np.concatenate(pairs, axis=1), axis=1)
             pairs.clear()
-        ids = {kind: _ids(one, block_edges) for kind, one in called.items()}
+        ids = {kind: _read_ids(one, block_edges) for kind, one in called.items()}
         for name, links_LE in links.items() if called else ():
             heads, *kinds, tails = links_LE
             ends = [ids[one][end] if one in ids else end for one, end in zip(types, (heads, tails), strict=True)]
@@ -138,7 +138,7 @@ class HeldOut:
         replace_file(out, file.getbuffer())
 
 
-def _ids(source: Source, block_rows: int) -> npt.NDArray[Any]:
+def _read_ids(source: Source, block_rows: int) -> npt.NDArray[Any]:
     """Return the source's ids of its nodes."""
     assert source.ids is not None
     ids = np.concatenate(list(source.ids(block_rows)))

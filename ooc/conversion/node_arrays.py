@@ -27,11 +27,11 @@ from ooc.storage.types import ids_shape
 from ooc.storage.writer import ArrayWriter
 from ooc.threads import ahead
 
-_LEAST = "least feature"
-_LABELS = "labels"
-_TIMES_FEWER = 8  # Products with them are about as fast then as with all.
-_COUNTED_VALUES = 1 << 18
-_WRITTEN = ("y", "perm", "split")
+_LEAST_STAGE = "least feature"
+_LABELS_STAGE = "labels"
+_SPARSE_FACTOR = 8  # Products with them are about as fast then as with all.
+_SCAN_VALUES = 1 << 18
+_LABEL_ARRAYS = ("y", "perm", "split")
 _ROWS = 1 << 16
 
 
@@ -43,9 +43,9 @@ def write_labels(source: Source, store: Path, *, dtype: str, block_rows: int, jo
     ``odd``: a hint on labels that may be meant differently. ``dtype``: of the features. SourceError for labels that do
     not fit the source's task, for nodes in two splits or without a label in one, and for an empty train split.
     """
-    if (found := journal.result(_LABELS)) is not None:
+    if (found := journal.result(_LABELS_STAGE)) is not None:
         return dict(found)
-    for name in (*_WRITTEN, "graphs"):
+    for name in (*_LABEL_ARRAYS, "graphs"):
         rmtree(store / name, ignore_errors=True)
     task, wanted = source.task, source.task.dtype(dtype)
     assert task is Task.CLASSES or source.num_classes, "only classes can be counted on the way"
@@ -96,7 +96,7 @@ def write_labels(source: Source, store: Path, *, dtype: str, block_rows: int, jo
         "incomplete": incomplete,
         "odd": odd,
     }
-    return journal.finish(_LABELS, written)
+    return journal.finish(_LABELS_STAGE, written)
 
 
 def write_ids(source: Source, store: Path, *, block_rows: int) -> None:
@@ -156,7 +156,7 @@ def write_features(
     if (found := journal.result(stage)) is not None:
         return dict(found)
     wanted = np.dtype(options.dtype)
-    smallest = _smallest(source, wanted, block_rows, work) if options.row_normalize else None
+    smallest = _least_feature(source, wanted, block_rows, work) if options.row_normalize else None
     if sparse and smallest:
         raise SourceError(f"{source.name}: normalised rows are not zero where features are; keep them dense")
     shape = source.num_nodes, source.num_features
@@ -166,7 +166,7 @@ def write_features(
         with writer:
             for row, rows in _feature_blocks(source, wanted, block_rows, sparse=sparse):
                 if smallest is not None:
-                    rows = _normalized(rows, smallest)
+                    rows = _normalize(rows, smallest)
                 if isinstance(writer, EntriesWriter) and writer.entries + len(rows[-1]) > most_entries(shape, wanted):
                     raise SourceError(f"{source.name} has features that take more without their zeros; keep them dense")
                 writer.append(_cast(rows, wanted, row))
@@ -183,10 +183,10 @@ def mostly_zeros(source: Source, dtype: str, *, row_normalize: bool) -> bool:
     Entries are counted until they are too many. Dense features of a source that has to be prepared are not examined.
     """
     wanted, entries = np.dtype(dtype), 0
-    most = most_entries((source.num_nodes, source.num_features), wanted) // _TIMES_FEWER
+    most = most_entries((source.num_nodes, source.num_features), wanted) // _SPARSE_FACTOR
     if source.prepare is not None:
         return not row_normalize and source.feature_entries is not None and source.feature_entries <= most
-    block_rows, sparse = max(1, _COUNTED_VALUES // source.num_features), source.feature_entries is not None
+    block_rows, sparse = max(1, _SCAN_VALUES // source.num_features), source.feature_entries is not None
     for row, rows in _feature_blocks(source, wanted, block_rows, sparse=sparse):
         values, stop = values_of(rows), row + len(rows.counts if sparse else rows)
         entries += int(np.count_nonzero(values))
@@ -195,7 +195,7 @@ def mostly_zeros(source: Source, dtype: str, *, row_normalize: bool) -> bool:
     return True
 
 
-def _normalized(rows: Any, smallest: AnyArray) -> Any:
+def _normalize(rows: Any, smallest: AnyArray) -> Any:
     if isinstance(rows, Entries):
         sums = np.bincount(rows.rows, weights=rows.values, minlength=len(rows.counts))
         return rows._replace(values=rows.values / np.maximum(sums, 1)[rows.rows].astype(rows.values.dtype))
@@ -210,16 +210,16 @@ def _cast(rows: Any, wanted: np.dtype[np.generic], row: int) -> Any:
         cast = values.astype(wanted, copy=False)
     if cast.dtype.itemsize < values.dtype.itemsize and not (fits := np.isfinite(cast)).all():
         at, column, value = first_of(rows, row, ~fits)
-        raise SourceError(f"{_feature(at, column)} is {value:g}, more than {wanted.name} can hold")
+        raise SourceError(f"{_feature_name(at, column)} is {value:g}, more than {wanted.name} can hold")
     return rows._replace(values=cast) if isinstance(rows, Entries) else cast
 
 
-def _feature(node: int, column: int) -> str:
+def _feature_name(node: int, column: int) -> str:
     return f"feature {column} of node {node}"
 
 
-def _smallest(source: Source, wanted: np.dtype[np.generic], block_rows: int, work: Workplace) -> AnyArray:
-    if (found := work.journal.result(_LEAST)) is None:
+def _least_feature(source: Source, wanted: np.dtype[np.generic], block_rows: int, work: Workplace) -> AnyArray:
+    if (found := work.journal.result(_LEAST_STAGE)) is None:
         least = None
         with reported(work.listener, "scanning features", source.num_nodes, "nodes") as advance:
             for row, rows in _feature_blocks(source, wanted, block_rows):
@@ -228,7 +228,7 @@ def _smallest(source: Source, wanted: np.dtype[np.generic], block_rows: int, wor
                 advance(row + len(rows))
         assert least is not None, "a source has at least one node"
         # Every float32 is a float64, whose text in JSON is exact.
-        found = work.journal.finish(_LEAST, {"least": float(least), "type": least.dtype.name})
+        found = work.journal.finish(_LEAST_STAGE, {"least": float(least), "type": least.dtype.name})
     return np.asarray(found["least"], dtype=found["type"])
 
 
@@ -240,7 +240,7 @@ def _feature_blocks(
     ``sparse``: as sparse entries, and otherwise dense, whatever the source yields.
     """
     row, wanted_shape = 0, (source.num_nodes, source.num_features)
-    whole = WholeColumns(source.num_features, _feature) if wanted != np.float64 else None
+    whole = WholeColumns(source.num_features, _feature_name) if wanted != np.float64 else None
     with closing(ahead(source.features(block_rows), name="ooc-read", most=2)) as blocks:
         for rows in blocks:
             start = row
@@ -261,13 +261,13 @@ def _feature_blocks(
             if (rounded := whole_numbers_rounded(values, given)) is not None:
                 before = rows._replace(values=given) if isinstance(rows, Entries) else given
                 at, column, value = first_of(before, start, rounded)
-                raise rounded_by(values.dtype.name, _feature(at, column), value)
+                raise rounded_by(values.dtype.name, _feature_name(at, column), value)
             if double and whole is not None:
-                whole.look_at(rows, start)
+                whole.examine(rows, start)
             rows = rows._replace(values=values) if isinstance(rows, Entries) else values
             if not (finite := np.isfinite(values)).all():
                 at, column, value = first_of(rows, start, ~finite)
-                raise SourceError(f"{_feature(at, column)} is {value}")
+                raise SourceError(f"{_feature_name(at, column)} is {value}")
             yield start, rows
     if whole is not None:
         whole.check()

@@ -24,7 +24,7 @@ ORDERS = ("none", "hop")
 MOST_HOPS = 126
 """Rows further away than this count as never reached; for models deeper than that, all rows are active."""
 
-_KEYS = 256
+_KEY_COUNT = 256
 _ROWS = 1 << 17
 
 Places = npt.NDArray[np.signedinteger[Any]]
@@ -51,25 +51,25 @@ def order_bytes(num_nodes: int) -> int:
 
 def hop_order(store: Store, listener: Listener) -> dict[str, HopOrder]:
     """Return the hop order of ``store`` by node type, "" in a homogeneous one, reading its edges in streams."""
-    masks = [store.array("split/train").read(), _in_a_split(store)]
+    masks = [store.array("split/train").read(), _split_members(store)]
     keys = nearest_by_type(store, masks, MOST_HOPS, listener)  # 2 d, or 2 d + 1 where no training row is so near
     del masks
     ended = max(map(farthest_of, keys.values())) // 2 == MOST_HOPS
-    return {name: _ordered(rows, ended=ended) for name, rows in keys.items()}
+    return {name: _order_rows(rows, ended=ended) for name, rows in keys.items()}
 
 
-def _ordered(keys: npt.NDArray[np.unsignedinteger[Any]], *, ended: bool) -> HopOrder:
+def _order_rows(keys: npt.NDArray[np.unsignedinteger[Any]], *, ended: bool) -> HopOrder:
     """Return the order by the key of each row [N]; ``ended``: the search stopped before it had reached all rows."""
-    counts = np.zeros(_KEYS, dtype=np.int64)
+    counts = np.zeros(_KEY_COUNT, dtype=np.int64)
     for start in range(0, len(keys), _ROWS):
-        counts += np.bincount(keys[start : start + _ROWS], minlength=_KEYS)
+        counts += np.bincount(keys[start : start + _ROWS], minlength=_KEY_COUNT)
     hops, train_hops = _active(counts, farthest_of(keys) // 2, ended=ended)
     places = np.empty(len(keys), dtype=_place_type(len(keys)))
     following = np.cumsum(counts) - counts  # The place of the next row of each key.
     for start in range(0, len(keys), _ROWS):
         block = keys[start : start + _ROWS]
         order = np.argsort(block, kind="stable")
-        here = np.bincount(block, minlength=_KEYS)
+        here = np.bincount(block, minlength=_KEY_COUNT)
         # In key order, the i-th row of the block is the (i - rows before its key)-th of its key.
         shift = (following - (np.cumsum(here) - here))[block[order]]
         places[start + order] = shift + np.arange(len(order))
@@ -96,7 +96,7 @@ def _place_type(num_nodes: int) -> np.dtype[Any]:
     return np.dtype(np.int32 if num_nodes <= 2**31 else np.int64)
 
 
-def _in_a_split(store: Store) -> npt.NDArray[np.bool_]:
+def _split_members(store: Store) -> npt.NDArray[np.bool_]:
     member = store.array(f"split/{SPLITS[0]}").read()
     for split in SPLITS[1:]:
         for start, rows in store.array(f"split/{split}").blocks(_ROWS):

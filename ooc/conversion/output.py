@@ -27,7 +27,7 @@ from ooc.storage.array import exchanged, flush, flush_all, lock, lock_holder, re
 from ooc.storage.store import PARTIAL_SUFFIX
 from ooc.storage.zarr_json import METADATA_FILE
 
-_LEAST_SECONDS = 5.0
+_FLUSH_EVERY_S = 5.0
 """The least time between two flushes."""
 
 
@@ -76,7 +76,7 @@ class Journal:
         that the conversion cannot be resumed.
         """
         self._results[stage] = result
-        if self.key["input"] and (now or time.monotonic() - self._saved_s >= _LEAST_SECONDS):
+        if self.key["input"] and (now or time.monotonic() - self._saved_s >= _FLUSH_EVERY_S):
             self.save()
         return result
 
@@ -90,7 +90,7 @@ class Journal:
 
 
 _STORE, _SCRATCH, _JOURNAL, _OLD = "store", "scratch", "journal.json", "old"
-_FINISHED = "finished"
+_FINISHED_STAGE = "finished"
 
 
 ON_CANCEL = ("keep", "remove")
@@ -138,11 +138,11 @@ class Workplace:
         journal = Journal.read(folder / _JOURNAL)
         left = journal.key if journal is not None else None
         same = left == key and bool(key["input"])
-        finished = journal is not None and _finished(journal, target)
+        finished = journal is not None and _is_finished(journal, target)
         self.done = finished and (same or in_place)
-        self._flushed = same and journal is not None and _finished(journal, self.store)
+        self._flushed = same and journal is not None and _is_finished(journal, self.store)
         self.written = self.done or self._flushed
-        lost = journal is not None and journal.result(_FINISHED) is not None and not self._flushed
+        lost = journal is not None and journal.result(_FINISHED_STAGE) is not None and not self._flushed
         self.continued = same and not finished and not lost
         if not self.done:
             check_target(target, force=force)
@@ -160,7 +160,7 @@ class Workplace:
         """Flush the store and give it its name, replacing an existing store if ``force``."""
         if not self._flushed:
             with reported(self.listener, "flushing to disk", 1, "stores") as advance:
-                self.journal.finish(_FINISHED, {"metadata": digest(self.store)})
+                self.journal.finish(_FINISHED_STAGE, {"metadata": digest(self.store)})
                 self.journal.save()
                 advance(1)
         check_target(self._target, force=force)
@@ -206,7 +206,7 @@ def workplace(
     if not target.name:
         check_target(target, force=force)  # The root folder: never.
     folder = target.with_name(target.name + PARTIAL_SUFFIX)
-    with _locked(folder, target):
+    with _lock_workplace(folder, target):
         worthless = Journal.read(folder / _JOURNAL) is None
         try:
             place = Workplace(folder, target, key=key, force=force, in_place=in_place, listener=listener)
@@ -217,7 +217,7 @@ def workplace(
             if worthless:
                 rmtree(folder, ignore_errors=True)
             if isinstance(error, OSError):
-                raise _unwritable(error, folder) from error
+                raise _write_error(error, folder) from error
             raise
         keep = False
         try:
@@ -234,19 +234,19 @@ def workplace(
             keep = place.continued
             raise
         except OSError as error:
-            raise _unwritable(error, folder) from error
+            raise _write_error(error, folder) from error
         finally:
             if not keep:  # The journal goes last: until then it can be told what the rest is.
                 for entry in (folder / _OLD, folder / _STORE, folder / _SCRATCH, folder):
                     rmtree(entry, ignore_errors=True)
 
 
-def _unwritable(error: OSError, folder: Path) -> StoreError:
+def _write_error(error: OSError, folder: Path) -> StoreError:
     return StoreError(f"{error.filename or folder} cannot be written: {error.strerror or error}")
 
 
 @contextmanager
-def _locked(folder: Path, target: Path) -> Iterator[None]:
+def _lock_workplace(folder: Path, target: Path) -> Iterator[None]:
     """Make ``folder`` and keep other conversions out of it while this process lives."""
     with as_error(SourceError, f"{folder} cannot be made"):
         folder.mkdir(exist_ok=True)
@@ -265,9 +265,9 @@ def _locked(folder: Path, target: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _finished(journal: Journal, store: Path) -> bool:
+def _is_finished(journal: Journal, store: Path) -> bool:
     """Return whether the process of ``journal`` had finished, and ``store`` is what it wrote."""
-    result = journal.result(_FINISHED)
+    result = journal.result(_FINISHED_STAGE)
     return result is not None and result["metadata"] == digest(store)
 
 

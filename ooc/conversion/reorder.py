@@ -71,7 +71,7 @@ def reorder(
     check_choice("on_cancel", on_cancel, ON_CANCEL)
     opened = store if isinstance(store, Store) else open_store(store)
     opened.check_one_graph("an order by hops", takes_types=True)
-    target, budget = _checked(opened, out, order, host_budget)
+    target, budget = _check_request(opened, out, order, host_budget)
     shares = divide(_sizes(opened), budget, ordering=True)
     force = force or out is None
     key = {
@@ -102,7 +102,7 @@ def demand(
     Raises as that would, except where the disk or the budget is too small.
     """
     opened = open_store(store)
-    target, budget = _checked(opened, out, order, host_budget)
+    target, budget = _check_request(opened, out, order, host_budget)
     if out is not None:
         check_target(target, force=force)
     return {
@@ -114,7 +114,7 @@ def demand(
     }
 
 
-def _checked(store: Store, out: str | Path | None, order: str, host_budget: int | str | None) -> tuple[Path, int]:
+def _check_request(store: Store, out: str | Path | None, order: str, host_budget: int | str | None) -> tuple[Path, int]:
     """Return the target, and the bytes to work in; raise for invalid arguments."""
     check_choice("order", order, ORDERS)
     if order != "hop":
@@ -140,7 +140,7 @@ def _sizes(store: Store) -> Sizes:
 def write_in_order(store: Store, work: Workplace, *, name: str, shares: Shares) -> None:
     """Write ``store`` in hop order, as a store called ``name``, to that of ``work``."""
     parts, x = store.parts, store.sparse_features
-    orders = _order(store, work)
+    orders = _hop_order(store, work)
     labelled = orders[parts.labelled]
     _write_relations(store, orders, work, shares)
     for kind, order in orders.items():
@@ -153,11 +153,11 @@ def write_in_order(store: Store, work: Workplace, *, name: str, shares: Shares) 
                 rows = Rows(array, order.places.shape, np.dtype(np.int64), np.arange)
             else:
                 continue
-            most = shares.feature_rows if array == features_name(kind) else min(shares.label_rows, rows.few())
-            _write_moved([rows], _moves(order.places, most), work, f"moving {array}")
+            most = shares.feature_rows if array == features_name(kind) else min(shares.label_rows, rows.rows_at_once())
+            _write_moved([rows], _row_moves(order.places, most), work, f"moving {array}")
     if x is not None:
-        starts = _starts_in_order(x, labelled.places, work)
-        moves = _moves(labelled.places, shares.feature_rows, x, starts)
+        starts = _write_starts(x, labelled.places, work)
+        moves = _row_moves(labelled.places, shares.feature_rows, x, starts)
         _write_moved([_rows_of(x.indices), _rows_of(x.values)], moves, work, "moving x")
     hops = {kind: (order.hops, order.train_hops) for kind, order in orders.items()}
     attributes = {
@@ -173,7 +173,7 @@ def write_in_order(store: Store, work: Workplace, *, name: str, shares: Shares) 
     write_groups(work.store, attributes)
 
 
-def _order(store: Store, work: Workplace) -> dict[str, HopOrder]:
+def _hop_order(store: Store, work: Workplace) -> dict[str, HopOrder]:
     """Return the hop order by node type, from an earlier process's file if it exists."""
     path = work.scratch / "places.npz"
     if (found := work.journal.result("hop order")) is not None:
@@ -215,7 +215,7 @@ def _write_edges(
     spread_stage, stage = f"moved {called}-edges", f"ordered {called}-edges"
     # Not the folder of the conversion before, which tidies up whenever it is called.
     to = Direction(work.store, direction, stage, work.scratch / spread_stage, form)
-    moved = _counted(_moved(store, direction, rows, columns, form, values, shares.edges, edges))
+    moved = _count_edges(_moved_edges(store, direction, rows, columns, form, values, shares.edges, edges))
     task, parts = f"reading {called}-edges", parts_for(edges, shares.sort_keys)
     found = spread(work, spread_stage, moved, {"buckets": to}, task=task, total=edges, parts=parts)
     write_direction(work, to, found["buckets"], values, shares)
@@ -223,7 +223,7 @@ def _write_edges(
         shutil.rmtree(work.store / direction / "self_loops", ignore_errors=True)
 
 
-def _counted(blocks: Iterator[Edges]) -> Pieces:
+def _count_edges(blocks: Iterator[Edges]) -> Pieces:
     """Yield ``blocks``, made by a separate thread, in the form that ``spread`` takes."""
     done = 0
     with closing(ahead(blocks, name="ooc-read", most=2)) as pieces:
@@ -232,7 +232,7 @@ def _counted(blocks: Iterator[Edges]) -> Pieces:
             yield done, [("buckets", edges)]
 
 
-def _moved(
+def _moved_edges(
     store: Store,
     direction: str,
     row_places: Places,
@@ -267,7 +267,7 @@ Moves = Iterator[tuple[int, int, npt.NDArray[np.int64]]]
 """Ranges of things to move, and their new places."""
 
 
-def _moves(places: Places, block_rows: int, x: SparseArray | None = None, starts: AnyArray | None = None) -> Moves:
+def _row_moves(places: Places, block_rows: int, x: SparseArray | None = None, starts: AnyArray | None = None) -> Moves:
     """Yield the moves of all rows, or of their entries in ``x``, whose rows begin at ``starts`` in the new order."""
     for row, stop in ranges(len(places), block_rows):
         to = places[row:stop].astype(np.int64)
@@ -279,7 +279,7 @@ def _moves(places: Places, block_rows: int, x: SparseArray | None = None, starts
             yield int(ends[0]), int(ends[-1]), to
 
 
-def _starts_in_order(x: SparseArray, places: Places, work: Workplace) -> npt.NDArray[np.int64]:
+def _write_starts(x: SparseArray, places: Places, work: Workplace) -> npt.NDArray[np.int64]:
     """Write and return where each row's entries begin in the new order [N + 1]."""
     starts = np.zeros(x.shape[0] + 1, dtype=np.int64)
     for start, stop in ranges(x.shape[0], _WINDOW_ROWS):
@@ -299,7 +299,7 @@ class Rows(NamedTuple):
     dtype: np.dtype[Any]
     read: Callable[[int, int], AnyArray]
 
-    def few(self) -> int:
+    def rows_at_once(self) -> int:
         """Whether few rows are moved together, since texts may be long."""
         return max(1, _ID_BLOCK_BYTES // (math.prod(self.shape[1:]) * self.dtype.itemsize))
 

@@ -25,10 +25,10 @@ from ooc.conversion.edges import (
     KeyForm,
     Keys,
     ValueForm,
+    coalesced,
     cut,
     distinct,
     keys_of,
-    merged,
     with_self_loops,
 )
 from ooc.conversion.output import Workplace
@@ -100,7 +100,7 @@ class CsrWriter:
         for start in range(self._row, last, _WINDOW_ROWS):
             stop = min(start + _WINDOW_ROWS, last)
             here, here_loops = np.searchsorted(rows, stop), np.searchsorted(looping, stop)
-            self._end_rows(stop, rows[done:here], looping[done_loops:here_loops])
+            self._complete_rows(stop, rows[done:here], looping[done_loops:here_loops])
             done, done_loops = int(here), int(here_loops)
         self._row_edges += len(rows) - done
         self._row_loops += len(looping) - done_loops
@@ -109,11 +109,11 @@ class CsrWriter:
         """Complete the remaining rows, and the arrays."""
         nothing = np.empty(0, dtype=np.int64)
         for start in range(self._row, self._form.num_rows, _WINDOW_ROWS):
-            self._end_rows(min(start + _WINDOW_ROWS, self._form.num_rows), nothing, nothing)
+            self._complete_rows(min(start + _WINDOW_ROWS, self._form.num_rows), nothing, nothing)
         for writer in self._writers.values():
             writer.close(shrink=writer not in (self._indptr, self._loops))
 
-    def _end_rows(self, stop: int, rows: npt.NDArray[np.int64], looping: npt.NDArray[np.int64]) -> None:
+    def _complete_rows(self, stop: int, rows: npt.NDArray[np.int64], looping: npt.NDArray[np.int64]) -> None:
         """Complete the rows up to ``stop``; ``rows`` and ``looping`` have a row's number for each of its edges and
         self-loops."""
         first, height = self._row, stop - self._row
@@ -159,17 +159,17 @@ def write_edges(graph: Source, store: Path, work: Workplace, *, options: Options
         relation = Relation(graph.name, found, ends, kind)
         written[kind] = _write_relation(relation, store, work, options=options, shares=shares)
     if graph.types is None:
-        return _of_one_type(graph, written[ONLY], store, work, options)
-    return _of_types(graph, graph.types, written, store, options)
+        return _finish_one_type(graph, written[ONLY], store, work, options)
+    return _finish_types(graph, graph.types, written, store, options)
 
 
-def _of_one_type(
+def _finish_one_type(
     source: Source, written: dict[str, Any], store: Path, work: Workplace, options: Options
 ) -> dict[str, Any]:
     """Finish edges of one type: they may exist in both directions, and weights may all be 1."""
     directions, values = ("in",) if options.symmetrize else ("in", "out"), ValueForm.of_source(source, options.dtype)
     if (compared := work.journal.result("directions")) is None:
-        undirected = options.symmetrize or _same(store, values)
+        undirected = options.symmetrize or _is_undirected(store, values)
         compared = work.journal.finish("directions", {"undirected": undirected}, now=True)
     # Removed as often as this is reached: a process may have been killed between the mark and here.
     if "out" in directions and compared["undirected"]:
@@ -201,7 +201,7 @@ def _write_relation(
     for side, height in (("in", targets), ("out", sources))[: 1 if symmetric else 2]:
         form, scratch = KeyForm(max(relation.ends), height), work.scratch / f"{group}{side}"
         sides[side] = Direction(store, f"{group}{side}", f"{side}-edges{called}", scratch, form)
-    packed, total = _packed(relation, sides["in"].form, options, values, shares.edges), relation.edges.num_edges
+    packed, total = _pack_edges(relation, sides["in"].form, options, values, shares.edges), relation.edges.num_edges
     parts = parts_for(total * (1 + symmetric), shares.sort_keys)
     spread_out = spread(work, f"edges{called}", packed, sides, task=f"reading edges{called}", total=total, parts=parts)
     once, self_loops = options.drop_duplicates and within, options.self_loops
@@ -213,7 +213,7 @@ def _write_relation(
     return written
 
 
-def _packed(relation: Relation, form: KeyForm, options: Options, values: ValueForm, size: int) -> "Pieces":
+def _pack_edges(relation: Relation, form: KeyForm, options: Options, values: ValueForm, size: int) -> "Pieces":
     """Yield the edges of ``relation`` as keys of each direction with their data, without held-out ones.
 
     They come about ``size`` at a time, with the number of edges so far.
@@ -224,7 +224,7 @@ def _packed(relation: Relation, form: KeyForm, options: Options, values: ValueFo
     whole = values.whole_columns()
     with closing(ahead(found.edges(size), name="ooc-read", most=2)) as blocks:
         for block in blocks:
-            _check(block, done, relation)
+            _check_ends(block, done, relation)
             count = len(block.sources)
             if done + count > found.num_edges:
                 raise SourceError(f"{relation.name} has more edges{relation.called} than the {found.num_edges} it says")
@@ -232,7 +232,7 @@ def _packed(relation: Relation, form: KeyForm, options: Options, values: ValueFo
             carried = values.records(data, count, done) if values.columns else None
             for name, columns in whole.items():
                 if (given := getattr(data, name)).dtype == np.float64:
-                    columns.look_at(given.reshape(count, -1), done)
+                    columns.examine(given.reshape(count, -1), done)
             done += count
             kept = sources != targets if without_loops else None
             if options.hold_out is not None:
@@ -245,14 +245,14 @@ def _packed(relation: Relation, form: KeyForm, options: Options, values: ValueFo
                 once = options.drop_duplicates and relation.kind == ONLY
                 yield done, [("in", both_ways(forward, reverse, carried, once=once))]
             else:
-                yield done, _one_by_one(carried, ("in", forward), ("in" if symmetric else "out", reverse))
+                yield done, _by_direction(carried, ("in", forward), ("in" if symmetric else "out", reverse))
     for columns in whole.values():
         columns.check()
     if done != found.num_edges:
         raise SourceError(f"{relation.name} has {done} edges{relation.called}, not the {found.num_edges} it says")
 
 
-def _one_by_one(carried: Edges | None, *sides: tuple[str, Keys]) -> Iterator[tuple[str, Edges]]:
+def _by_direction(carried: Edges | None, *sides: tuple[str, Keys]) -> Iterator[tuple[str, Edges]]:
     """Yield the edges of each direction; with data, in the same records one after the other."""
     for side, keys in sides:
         if carried is not None:
@@ -316,7 +316,7 @@ def spread(
     return {name: [Bucket(**bucket) for bucket in of_side] for name, of_side in found.items()}
 
 
-def _check(block: EdgeBlock, before: int, relation: Relation) -> None:
+def _check_ends(block: EdgeBlock, before: int, relation: Relation) -> None:
     ends_of = block.sources, block.targets
     outside = [(ids < 0) | (ids >= count) for ids, count in zip(ends_of, relation.ends, strict=True)]
     if any(wrong.any() for wrong in outside):
@@ -324,16 +324,16 @@ def _check(block: EdgeBlock, before: int, relation: Relation) -> None:
         end = 0 if outside[0][bad] else 1
         nodes = "its nodes" if relation.kind == ONLY else f"nodes {relation.kind[2 * end]!r}"
         where = f"{nodes} are 0 to {relation.ends[end] - 1}"
-        raise SourceError(f"{_shown(block, bad, before)}{relation.called} leaves the graph: {where}")
+        raise SourceError(f"{_describe_edge(block, bad, before)}{relation.called} leaves the graph: {where}")
     graphs = relation.edges.graph_offsets if isinstance(relation.edges, Source) else None
     if graphs is not None:
         apart = np.subtract(*(np.searchsorted(graphs, ids, side="right") for ids in ends_of))
         if apart.any():
             bad = int(apart.argmax() if apart.max() else apart.argmin())
-            raise SourceError(f"{_shown(block, bad, before)} leads from one graph to another")
+            raise SourceError(f"{_describe_edge(block, bad, before)} leads from one graph to another")
 
 
-def _shown(block: EdgeBlock, at: int, before: int) -> str:
+def _describe_edge(block: EdgeBlock, at: int, before: int) -> str:
     return f"edge {before + at} ({block.sources[at]} → {block.targets[at]})"
 
 
@@ -365,7 +365,7 @@ def write_direction(
         with closing(sorter.runs()) as ascending:  # Its threads end here, however this ends.
             runs = cut(ascending, shares.edges)
             if drop_duplicates:
-                runs = merged(runs, values, form) if values.columns else distinct(runs)
+                runs = coalesced(runs, values, form) if values.columns else distinct(runs)
             for run in with_self_loops(runs, form, values) if self_loops else runs:
                 csr.append(run)
                 advance(csr.appended)
@@ -374,7 +374,7 @@ def write_direction(
     rmtree(scratch, ignore_errors=True)
 
 
-def _same(store: Path, values: ValueForm) -> bool:
+def _is_undirected(store: Path, values: ValueForm) -> bool:
     """Return whether the in-edges are the out-edges: checksums usually differ at once, otherwise bytes are compared."""
     names = ("indptr", "indices", *values.names)
     pairs = [tuple(open_array(store, f"{side}/{name}") for side in ("in", "out")) for name in names]
@@ -407,7 +407,7 @@ def check_options(graph: Source, parts: SourceTypes, options: Options) -> None:
             raise OptionError(f"{graph.name} has edges {kind.reverse} already; leave out symmetrize, or one of the two")
 
 
-def _of_types(
+def _finish_types(
     graph: Source, parts: SourceTypes, written: dict[EdgeType, dict[str, Any]], store: Path, options: Options
 ) -> dict[str, Any]:
     """Finish the edges of a heterogeneous graph.

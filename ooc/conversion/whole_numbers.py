@@ -13,7 +13,7 @@ from ooc.errors import SourceError
 from ooc.storage.array import AnyArray
 from ooc.storage.sparse_array import Entries
 
-_LOOKED_AT_VALUES = 1 << 16
+_BLOCK_VALUES = 1 << 16
 _MOST_WHOLE = 2**53
 """The magnitude above which all float64 numbers are integers."""
 
@@ -21,27 +21,27 @@ _MOST_WHOLE = 2**53
 class WholeColumns:
     """The columns of float64 data that contain integers only, and the first number in each that float32 would round.
 
-    ``described``: returns an error's name for the number in a row and column.
+    ``describe``: returns an error's name for the number in a row and column.
     """
 
-    def __init__(self, columns: int, described: Callable[[int, int], str]) -> None:
+    def __init__(self, columns: int, describe: Callable[[int, int], str]) -> None:
         self._whole_F = np.ones(columns, dtype=np.bool_)
-        self._described = described
+        self._describe = describe
         self._rounded: dict[int, tuple[int, Any]] = {}
 
-    def look_at(self, rows: AnyArray | Entries, start: int) -> None:
+    def examine(self, rows: AnyArray | Entries, start: int) -> None:
         """Examine ``rows`` [n, F], which begin with row ``start``."""
         if isinstance(rows, Entries):
-            self._look(rows, start, rows.columns)
+            self._examine(rows, start, rows.columns)
             return
-        height = max(1, _LOOKED_AT_VALUES // len(self._whole_F))
+        height = max(1, _BLOCK_VALUES // len(self._whole_F))
         for first in range(0, len(rows), height):
             if not self._whole_F.any():
                 return
             some = rows[first : first + height]
-            self._look(some, start + first, np.broadcast_to(np.arange(len(self._whole_F)), some.shape))
+            self._examine(some, start + first, np.broadcast_to(np.arange(len(self._whole_F)), some.shape))
 
-    def _look(self, rows: AnyArray | Entries, start: int, columns: AnyArray) -> None:
+    def _examine(self, rows: AnyArray | Entries, start: int, columns: AnyArray) -> None:
         values = values_of(rows)
         is_whole = values == np.trunc(values)
         self._whole_F[columns[~is_whole]] = False
@@ -55,7 +55,7 @@ class WholeColumns:
         """Raise SourceError for the first number that would be rounded, after all rows have been examined."""
         for column, (row, value) in sorted(self._rounded.items()):
             if self._whole_F[column]:
-                raise rounded_by("float32", self._described(row, column), value)
+                raise rounded_by("float32", self._describe(row, column), value)
 
 
 def values_of(rows: AnyArray | Entries) -> AnyArray:

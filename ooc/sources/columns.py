@@ -36,8 +36,8 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     EDGES: (SOURCE_END, TARGET_END, WEIGHT, FEATURE, IGNORE),
 }
 """The roles of columns in a table of nodes and in a table of edges."""
-_ALL = tuple(dict.fromkeys(role for roles in ROLES.values() for role in roles))
-_WIDTH, _MOST_NAMES_WIDTH, _LISTED = 79, 26, 10
+_ANY_ROLE = tuple(dict.fromkeys(role for roles in ROLES.values() for role in roles))
+_NOTE_WIDTH, _MOST_NAMES_WIDTH, _MOST_LISTED = 79, 26, 10
 
 
 def asked_roles(request: Request, table: Table, where: str) -> dict[str, str]:
@@ -47,13 +47,13 @@ def asked_roles(request: Request, table: Table, where: str) -> dict[str, str]:
     """
     found = {}
     for text, role in request.columns.items():
-        if role not in _ALL:
-            raise OptionError(f"{as_argument(text, role)}: a column is {', '.join(_ALL[:-1])} or {_ALL[-1]}")
+        if role not in _ANY_ROLE:
+            raise OptionError(f"{as_argument(text, role)}: a column is {', '.join(_ANY_ROLE[:-1])} or {_ANY_ROLE[-1]}")
         name = text if text in table.columns else text.removeprefix(f"{where}.")
         if name in table.columns and role in ROLES[where]:
             found[name] = role
     if where == EDGES:
-        found = dict.fromkeys(filter(_UNNAMED.fullmatch, table.columns), IGNORE) | found
+        found = dict.fromkeys(filter(_UNNAMED_INDEX.fullmatch, table.columns), IGNORE) | found
     for role in (ID, SPLIT_WORDS, TRAIN, VALID, TEST, WEIGHT, SOURCE_END, TARGET_END):
         several = [name for name, its in found.items() if its == role]
         if len(several) > 1:
@@ -86,16 +86,16 @@ def column_note(table: Table, meanings: Mapping[str, str]) -> str:
     rows = []
     for meaning, group in groupby(table.columns, key=lambda name: meanings.get(name, "not used")):
         names = [name or "(no name)" for name in group]
-        few = ", ".join(names) if len(names) <= _LISTED else f"{names[0]} … {names[-1]} ({len(names)} columns)"
+        few = ", ".join(names) if len(names) <= _MOST_LISTED else f"{names[0]} … {names[-1]} ({len(names)} columns)"
         rows.append((few, meaning))
     width = min(_MOST_NAMES_WIDTH, max(len(few) for few, _ in rows))
     lines = [f"columns of {table.path}:"]
     for few, meaning in rows:
         if len(few) > width:
-            lines += textwrap.wrap(few, _WIDTH - 2, initial_indent="  ", subsequent_indent="  ")
+            lines += textwrap.wrap(few, _NOTE_WIDTH - 2, initial_indent="  ", subsequent_indent="  ")
             few = ""
         indent = " " * (width + 4)
-        wrapped = textwrap.wrap(meaning, _WIDTH - len(indent), subsequent_indent=indent)
+        wrapped = textwrap.wrap(meaning, _NOTE_WIDTH - len(indent), subsequent_indent=indent)
         lines.append(f"  {few:<{width}}  " + "\n".join(wrapped))
     return "\n".join(lines)
 
@@ -106,15 +106,15 @@ def column_note(table: Table, meanings: Mapping[str, str]) -> str:
 ID_NAMES = ("id", "node", "node_id", "nid")
 _LABEL_NAMES = ("label", "y")
 _MEMBER_NAMES = re.compile(r"(?:is_|in_)?(?:(train(?:ing)?)|(val(?:id(?:ation)?)?)|(test(?:ing)?))(?:_mask)?")
-_NO_FEATURES = (ColumnKind.LARGE, ColumnKind.TIMES, ColumnKind.CATEGORIES, ColumnKind.TEXTS)
-_NAMES_OF_CLASSES = (ColumnKind.TEXTS, ColumnKind.CATEGORIES, ColumnKind.TRUTH)
-_WORDS = (ColumnKind.TEXTS, ColumnKind.CATEGORIES)
-_UNNAMED = re.compile(r"(?:Unnamed: ?\d+|__index_level_\d+__)?")
+_NOT_FEATURES = (ColumnKind.LARGE, ColumnKind.TIMES, ColumnKind.CATEGORIES, ColumnKind.TEXTS)
+_CLASS_NAME_KINDS = (ColumnKind.TEXTS, ColumnKind.CATEGORIES, ColumnKind.TRUTH)
+_TEXT_KINDS = (ColumnKind.TEXTS, ColumnKind.CATEGORIES)
+_UNNAMED_INDEX = re.compile(r"(?:Unnamed: ?\d+|__index_level_\d+__)?")
 """Names that pandas gives an unnamed index in files. Such a column holds the nodes' ids if no other does; otherwise it
 is ignored."""
-_LIKE_AN_ID = re.compile(r"(?i:[_\- .]id|[_\- .]key)$|[a-z]I[dD]$")
+_ID_PATTERN = re.compile(r"(?i:[_\- .]id|[_\- .]key)$|[a-z]I[dD]$")
 _SPLIT_ROLES = {SPLIT_WORDS: "", TRAIN: "train", VALID: "valid", TEST: "test"}
-_SHOWN = 20
+_MOST_SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class NodeTables:
 
     def has_labels(self, table: Table) -> bool:
         """Return whether the table has a column with the role or the name of labels."""
-        roles = self._asked(table)
+        roles = self._asked_roles(table)
         return LABEL in roles.values() or usual_column(table, LABEL, _LABEL_NAMES, roles) is not None
 
     def open(self, path: Path) -> Table:
@@ -179,11 +179,11 @@ class NodeTables:
 
         SourceError where features and labels are in two tables, each with ids.
         """
-        found = [(table, column) for table in self._opened.values() if (column := self._id(table)) is not None]
+        found = [(table, column) for table in self._opened.values() if (column := self._id_column(table)) is not None]
         if found and len(self._opened) > 1:
             raise SourceError(f"{name}: features and labels are in two tables with ids of their own; join them in one")
         for table, column in found:
-            self._take(table, (column,), ID)
+            self._record_roles(table, (column,), ID)
         return found[0] if found else None
 
     def split(self, table: Table) -> SplitColumns | None:
@@ -192,32 +192,32 @@ class NodeTables:
         if not names:
             return None
         if chosen is None:
-            found = _split_columns(table, names, self._asked(table))
+            found = _split_columns(table, names, self._asked_roles(table))
             for split, name in found.members.items():
-                self._take(table, (name,), f"{split} split")
-            self._take(table, names, "split, in words")
+                self._record_roles(table, (name,), f"{split} split")
+            self._record_roles(table, names, "split, in words")
             return found
-        if any(role in _SPLIT_ROLES for role in self._asked(table).values()):
+        if any(role in _SPLIT_ROLES for role in self._asked_roles(table).values()):
             raise OptionError(f"{SPLIT}={chosen} and a split column contradict each other; give one of them")
-        self._take(table, names, f"split, but not used: the split asked for is {chosen}")
+        self._record_roles(table, names, f"split, but not used: the split asked for is {chosen}")
         return None
 
     def labels(self, table: Table) -> tuple[tuple[str, ...], bool]:
         """Return the columns of labels, and whether they hold names of classes; raise SourceError where there is
         none."""
-        found = self._labels(table)
+        found = self._label_columns(table)
         if not found:
             raise SourceError(
                 f"{table.path} has no column label or y; say which one it is with {as_argument('NAME', LABEL)}: it has "
-                f"{', '.join(table.columns[:_SHOWN])}; or give labels='none' to train links"
+                f"{', '.join(table.columns[:_MOST_SHOWN])}; or give labels='none' to train links"
             )
         kind = table.kinds()[found[0]]
         if kind is ColumnKind.TIMES:
             what = f"the column {found[0]} holds {kind.value}, which make no label"
             raise SourceError(f"{table.path}: {what}; {_remedy(found[0], kind)}")
         numbers = self._request.option("task") not in (None, "classes") or len(found) > 1
-        named = not numbers and kind in _NAMES_OF_CLASSES
-        self._take(table, found, "label: its texts are the classes' names" if named else LABEL)
+        named = not numbers and kind in _CLASS_NAME_KINDS
+        self._record_roles(table, found, "label: its texts are the classes' names" if named else LABEL)
         return found, named
 
     def features(self, table: Table) -> tuple[str, ...]:
@@ -225,64 +225,64 @@ class NodeTables:
 
         SourceError, with the remedy, for a column without a role whose values are unlikely to be a feature.
         """
-        listed, asked = self._request.option("feature_columns"), self._asked(table)
+        listed, asked = self._request.option("feature_columns"), self._asked_roles(table)
         wanted = {name for name, role in asked.items() if role == FEATURE}
         if listed is not None:
             wanted |= set(listed_columns(table, listed))
             found = tuple(name for name in table.columns if name in wanted and asked.get(name, FEATURE) == FEATURE)
         else:
-            index = [name for name in table.columns if _UNNAMED.fullmatch(name) and name not in wanted]
-            other = {self._id(table), *self._split_names(table), *self._labels(table), *index}
+            index = [name for name in table.columns if _UNNAMED_INDEX.fullmatch(name) and name not in wanted]
+            other = {self._id_column(table), *self._split_names(table), *self._label_columns(table), *index}
             found = tuple(name for name in table.columns if asked.get(name, FEATURE) == FEATURE and name not in other)
             kinds = table.kinds()
-            no_features = (*_NO_FEATURES, *([] if self._id(table) else [ColumnKind.COUNTED]))
+            no_features = (*_NOT_FEATURES, *([] if self._id_column(table) else [ColumnKind.COUNTED]))
             wrong = {name: kinds[name] for name in found if kinds[name] in no_features and name not in wanted}
             if wrong:
-                raise _no_features(table, wrong)
+                raise _feature_error(table, wrong)
         if not found and not self._may_lack_features:
-            only = ", ".join(table.columns[:_SHOWN])
+            only = ", ".join(table.columns[:_MOST_SHOWN])
             raise SourceError(
                 f"{table.path} has no column of features, only {only}; give features='none' to train an embedding"
             )
-        self._take(table, tuple(name for name, role in asked.items() if role == IGNORE), "left out, as asked")
-        self._take(table, found, FEATURE)
+        self._record_roles(table, tuple(name for name, role in asked.items() if role == IGNORE), "left out, as asked")
+        self._record_roles(table, found, FEATURE)
         return found
 
     def notes(self) -> tuple[str, ...]:
         """Return a note of the columns' roles for each table."""
         return tuple(column_note(table, self._meanings[path]) for path, table in self._opened.items())
 
-    def _take(self, table: Table, columns: tuple[str, ...], meaning: str) -> None:
+    def _record_roles(self, table: Table, columns: tuple[str, ...], meaning: str) -> None:
         for column in columns:
             self._meanings[table.path].setdefault(column, meaning)
 
-    def _asked(self, table: Table) -> dict[str, str]:
+    def _asked_roles(self, table: Table) -> dict[str, str]:
         return asked_roles(self._request, table, NODES)
 
-    def _id(self, table: Table) -> str | None:
-        asked = self._asked(table)
+    def _id_column(self, table: Table) -> str | None:
+        asked = self._asked_roles(table)
         usual = usual_column(table, ID, ID_NAMES, asked)
         if usual is not None:
             return usual
-        alike = [name for name in table.columns if name not in asked and _LIKE_AN_ID.search(name)]
-        index = [name for name in table.columns if name not in asked and _UNNAMED.fullmatch(name)]
+        alike = [name for name in table.columns if name not in asked and _ID_PATTERN.search(name)]
+        index = [name for name in table.columns if name not in asked and _UNNAMED_INDEX.fullmatch(name)]
         return next(iter(alike if len(alike) == 1 else index), None)
 
     def _split_names(self, table: Table) -> tuple[str, ...]:
         """Return all columns that define splits, including unused ones."""
-        roles = self._asked(table)
+        roles = self._asked_roles(table)
         said = tuple(name for name, role in roles.items() if role in _SPLIT_ROLES)
         if said:
             return said
-        others = self._unsaid(table)
+        others = self._without_role(table)
         # A column called val or test alone may be any number.
-        members = "train" in map(_split_called, others)
-        return tuple(name for name in others if name.lower() == "split" or (members and _split_called(name)))
+        members = "train" in map(_split_marked, others)
+        return tuple(name for name in others if name.lower() == "split" or (members and _split_marked(name)))
 
-    def _labels(self, table: Table) -> tuple[str, ...]:
+    def _label_columns(self, table: Table) -> tuple[str, ...]:
         if not self._may_have_labels:
             return ()
-        roles = self._asked(table)
+        roles = self._asked_roles(table)
         said = tuple(name for name, role in roles.items() if role == LABEL)
         if said:
             return said
@@ -290,29 +290,29 @@ class NodeTables:
         if found is not None:
             return (found,)
         # The one column of words that is nothing else.
-        other, kinds = {self._id(table), *self._split_names(table)}, table.kinds()
-        words = [name for name in self._unsaid(table) if name not in other and kinds[name] in _WORDS]
+        other, kinds = {self._id_column(table), *self._split_names(table)}, table.kinds()
+        words = [name for name in self._without_role(table) if name not in other and kinds[name] in _TEXT_KINDS]
         return tuple(words) if len(words) == 1 else ()
 
-    def _unsaid(self, table: Table) -> list[str]:
+    def _without_role(self, table: Table) -> list[str]:
         """Return the columns that the user gives no role."""
-        features, roles = self._request.option("feature_columns"), self._asked(table)
+        features, roles = self._request.option("feature_columns"), self._asked_roles(table)
         listed = () if features is None else listed_columns(table, features)
-        used = {*roles, *listed, *filter(_UNNAMED.fullmatch, table.columns)}
+        used = {*roles, *listed, *filter(_UNNAMED_INDEX.fullmatch, table.columns)}
         return [name for name in table.columns if name not in used]
 
 
-def _no_features(table: Table, wrong: dict[str, ColumnKind]) -> SourceError:
+def _feature_error(table: Table, wrong: dict[str, ColumnKind]) -> SourceError:
     """Return the error for all columns that are unlikely features, with what to do about them."""
     (first, kind), *others = wrong.items()
     if not others:
         return SourceError(
-            f"{table.path}: the column {first} holds {kind.value}{_such(table, first, kind)}, which make no feature; "
+            f"{table.path}: the column {first} holds {kind.value}{_sample(table, first, kind)}, which make no feature; "
             f"{_remedy(first, kind)}"
         )
     listed = ", ".join(f"{name} ({kind.value})" for name, kind in wrong.items())
     ignored = " ".join(as_argument(name, IGNORE) for name in wrong)
-    words = next((name for name, kind in wrong.items() if kind in _WORDS), None)
+    words = next((name for name, kind in wrong.items() if kind in _TEXT_KINDS), None)
     label = f", {as_argument(words, LABEL)} if that is the classes" if words is not None else ""
     return SourceError(
         f"{table.path}: {len(wrong)} columns make no feature: {listed}; {ignored} leaves them out{label}, "
@@ -320,11 +320,11 @@ def _no_features(table: Table, wrong: dict[str, ColumnKind]) -> SourceError:
     )
 
 
-def _such(table: Table, name: str, kind: ColumnKind) -> str:
+def _sample(table: Table, name: str, kind: ColumnKind) -> str:
     """Return one of the column's texts for the message, chosen among those that are no numbers."""
-    cells = next(iter(table.blocks({name: Cells.TEXT}, _SHOWN)))[name].tolist() if kind in _WORDS else []
+    cells = next(iter(table.blocks({name: Cells.TEXT}, _MOST_SHOWN)))[name].tolist() if kind in _TEXT_KINDS else []
     words = [cell for cell in cells if cell and not is_number(cell)]
-    return f" such as {words[0][:_SHOWN]!r}" if words else ""
+    return f" such as {words[0][:_MOST_SHOWN]!r}" if words else ""
 
 
 def _remedy(name: str, kind: ColumnKind) -> str:
@@ -342,7 +342,7 @@ def _remedy(name: str, kind: ColumnKind) -> str:
             )
 
 
-def _split_called(name: str) -> str | None:
+def _split_marked(name: str) -> str | None:
     """Return the split whose members a column of this name marks, or None."""
     found = _MEMBER_NAMES.fullmatch(name.lower())
     return SPLITS[(found.lastindex or 0) - 1] if found else None
@@ -353,7 +353,7 @@ def _split_columns(table: Table, names: tuple[str, ...], asked: dict[str, str]) 
     told = {name: _SPLIT_ROLES[role] for name, role in asked.items() if role in _SPLIT_ROLES}
     if [*told.values()] == [""]:
         return SplitColumns(next(iter(told)), {})
-    called = {name: told.get(name) or _split_called(name) for name in names}
+    called = {name: told.get(name) or _split_marked(name) for name in names}
     members = {split: name for name, split in called.items() if split}
     if not members and len(names) == 1:
         return SplitColumns(names[0], {})
@@ -388,7 +388,7 @@ def listed_columns(table: Table, text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
         if name not in table.columns:
-            columns = ", ".join(table.columns[:_SHOWN])
+            columns = ", ".join(table.columns[:_MOST_SHOWN])
             raise SourceError(f"{table.path} has no column {name!r}; it has {columns}")
     if len(set(names)) < len(names):
         raise OptionError(f"{text!r}: each column once is wanted")

@@ -19,7 +19,7 @@ from ooc.storage.array import AnyArray
 from ooc.storage.store import SPLITS, Task
 from ooc.suggestions import check_choice
 
-_ROUNDS = 3
+_MIXING_ROUNDS = 3
 
 _Numbers = npt.NDArray[np.uint64]
 
@@ -35,39 +35,39 @@ class Shuffle:
         bits = max(2, (n - 1).bit_length())
         self._mask = np.uint64((1 << bits) - 1)
         self._half = np.uint64((bits + 1) // 2)
-        drawn = np.random.SeedSequence([seed, stream, 0x0C]).generate_state(_ROUNDS, np.uint64)
+        drawn = np.random.SeedSequence([seed, stream, 0x0C]).generate_state(_MIXING_ROUNDS, np.uint64)
         odd = [(int(value) & int(self._mask)) | 1 for value in drawn]
         self._factors = [np.uint64(value) for value in odd]
         self._inverses = [np.uint64(pow(value, -1, 1 << bits)) for value in odd]
-        self._added = np.uint64(int(drawn[0]) >> 17 & int(self._mask))
+        self._offset = np.uint64(int(drawn[0]) >> 17 & int(self._mask))
 
     def at(self, places: Ids) -> Ids:
         """Return the values at ``places`` of the order."""
-        return self._walk(places, self._forward)
+        return self._walk_into_range(places, self._mix)
 
     def place_of(self, values: Ids) -> Ids:
         """Return the places of ``values`` in the order: the inverse of :meth:`at`."""
-        return self._walk(values, self._backward)
+        return self._walk_into_range(values, self._unmix)
 
-    def _forward(self, x: _Numbers) -> _Numbers:
-        x = (x + self._added) & self._mask
+    def _mix(self, x: _Numbers) -> _Numbers:
+        x = (x + self._offset) & self._mask
         for factor in self._factors:
             x *= factor
             x &= self._mask
             x ^= x >> self._half
         return x
 
-    def _backward(self, x: _Numbers) -> _Numbers:
+    def _unmix(self, x: _Numbers) -> _Numbers:
         x = x.copy()
         for inverse in reversed(self._inverses):
             x ^= x >> self._half
             x *= inverse
             x &= self._mask
-        x -= self._added
+        x -= self._offset
         x &= self._mask
         return x
 
-    def _walk(self, values: Ids, step: Callable[[_Numbers], _Numbers]) -> Ids:
+    def _walk_into_range(self, values: Ids, step: Callable[[_Numbers], _Numbers]) -> Ids:
         out = step(values.astype(np.uint64))
         limit = np.uint64(self._n)
         while len(outside := np.flatnonzero(out >= limit)):
@@ -79,12 +79,12 @@ TASK_OPTION = "task"
 MOST_CLASSES = 65_536
 """The most classes of a smaller graph whose number of classes is not given, and the most that may have names."""
 _LONGEST_NAME = 1000
-_NO_LABELS = {"NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None"}
+_MISSING_LABELS = {"NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None"}
 """Texts that pandas reads from a file as missing."""
 USUAL_SPLIT = "random"
 """The split that is made where the source defines none."""
 _RANDOM_TRAIN, _RANDOM_VALID = 0.6, 0.2
-_WORDS = {
+_SPLIT_WORDS = {
     **{word: "train" for word in ("train", "training")},
     **{word: "valid" for word in ("valid", "val", "validation")},
     **{word: "test" for word in ("test", "testing")},
@@ -110,11 +110,11 @@ class LabelForm:
             case Task.CLASSES:
                 return whole_labels(y.reshape(-1), row, self.name)
             case Task.MULTILABEL:
-                return self._answers(y, row)
+                return self._binary_labels(y, row)
             case Task.VALUES:
                 return y.reshape(len(y), -1).astype(np.result_type(y, np.float32), copy=False)
 
-    def _answers(self, y: AnyArray, row: int) -> AnyArray:
+    def _binary_labels(self, y: AnyArray, row: int) -> AnyArray:
         y = y.reshape(len(y), -1)
         if y.dtype.kind == "f":
             y = np.where(np.isnan(y), -1, y)
@@ -218,7 +218,7 @@ def names_of_classes(texts: Iterable[AnyArray], where: str) -> ClassNames:
                 f"{where} holds more than {MOST_CLASSES:,} different texts, such as {block[-1][:40]!r}: these are no "
                 "classes"
             )
-    if unclear := sorted(found & _NO_LABELS):
+    if unclear := sorted(found & _MISSING_LABELS):
         raise SourceError(
             f"{where} holds {unclear[0]!r}, which may be no label or a class of that name: leave such cells empty, or "
             "call the class otherwise"
@@ -280,7 +280,7 @@ def masks_of_words(words: AnyArray, row: int, name: str) -> list[Mask]:
     """
     meant: dict[str, int] = {}
     for word in dict.fromkeys(words.tolist()):
-        if (meaning := _WORDS.get(word.strip().lower())) is None:
+        if (meaning := _SPLIT_WORDS.get(word.strip().lower())) is None:
             at = row + int((words == word).argmax())
             raise SourceError(f"{name}: node {at} is in the split {word[:40]!r}; splits are train, valid and test")
         meant[word] = SPLITS.index(meaning) if meaning else len(SPLITS)

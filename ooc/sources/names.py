@@ -67,9 +67,9 @@ class Dataset:
 
     def find(self, root: Path) -> Path | None:
         """Return the first place that exists and is complete; None where there is none."""
-        return next((path for place in self.places if (path := root / place).exists() and self._whole(path)), None)
+        return next((path for place in self.places if (path := root / place).exists() and self._has_all(path)), None)
 
-    def _whole(self, path: Path) -> bool:
+    def _has_all(self, path: Path) -> bool:
         """Return whether all files of a place exist, as downloads fetch one after another."""
         if len(self.files) == 1:
             return True
@@ -155,7 +155,7 @@ DATASETS = {
     )
 }
 ALIASES = {"igb-full": "igb260m"}
-_HETEROGENEOUS = ("igbh-tiny", "igbh-small", "igbh-medium", "igbh-large", "igbh600m")
+_BY_FOLDER_ONLY = ("igbh-tiny", "igbh-small", "igbh-medium", "igbh-large", "igbh600m")
 
 
 def dataset(name: str, *, root: str | Path = "data", download: bool = False, listener: Listener = ignore) -> Path:
@@ -179,7 +179,7 @@ def named(source: str) -> Dataset | None:
 
 def _by_name(name: str) -> Dataset | None:
     """Return the dataset of a name, ignoring case; raise SourceError for one that is converted from its folder only."""
-    if name.lower() in _HETEROGENEOUS:
+    if name.lower() in _BY_FOLDER_ONLY:
         raise SourceError(f"{name} has no files that are fetched by name; convert its folder with types='all'")
     lowered = {known.lower(): known for known in (*DATASETS, *ALIASES)}
     known = lowered.get(name.lower())

@@ -119,7 +119,7 @@ def node_features(text: str, tables: NodeTables, request: Request) -> NodeFeatur
     if text == NONE:
         return NodeFeatures()
     if text.startswith(RANDOM):
-        return _made_up_features(text)
+        return _random_features(text)
     path = Path(text)
     return _table_features(tables.open(path), tables) if tables.has(path) else _array_features(_npy_of_nodes(path))
 
@@ -161,7 +161,7 @@ def _table_features(table: Table, tables: NodeTables) -> NodeFeatures:
     return NodeFeatures(columns=columns, blocks=blocks, rows=table.rows, table=table)
 
 
-def _made_up_features(text: str) -> NodeFeatures:
+def _random_features(text: str) -> NodeFeatures:
     """Return standard normal features, in fixed blocks with a generator each: a row depends on its number alone."""
     columns, seed = _random_parameters(text, "features")
     height = max(1, _BLOCK_VALUES // columns)
@@ -204,7 +204,7 @@ def node_labels(name: str, text: str, tables: NodeTables, request: Request) -> N
         return _with_split(
             name,
             form,
-            lambda nodes, size, names: _made_up_labels(classes, seed, nodes),
+            lambda nodes, size, names: _random_labels(classes, seed, nodes),
             str(request.split or "random"),
             num_classes=classes,
         )
@@ -304,7 +304,7 @@ def _with_split(
     )
 
 
-def _made_up_labels(classes: int, seed: int, nodes: int) -> FoundLabels:
+def _random_labels(classes: int, seed: int, nodes: int) -> FoundLabels:
     for start, stop in ranges(nodes, _BLOCK_ROWS):
         generator = np.random.Generator(np.random.SFC64([seed, _LABEL_STREAM, start // _BLOCK_ROWS]))
         yield generator.integers(0, classes, stop - start), ()

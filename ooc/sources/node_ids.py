@@ -46,7 +46,7 @@ _NUMBER_BYTES = 4 * 8
 _TEXT_BYTES = 100
 """Bytes of memory for each text while runs are merged, besides its own bytes."""
 _MOST_RUNS = 64
-_SPAN = 8
+_MOST_SPAN = 8
 """How many times larger than the number of nodes the integers' range may be, for a lookup by place."""
 
 
@@ -64,7 +64,7 @@ class IdFile:
     def write(cls, path: Path, blocks: Iterable[AnyArray]) -> "IdFile":
         """Write all ``blocks`` of ids, of one kind; the files appear when they are complete."""
         partial, rows, width = path.with_name(path.name + ".partial"), 0, 0
-        with partial.open("wb") as file, _lengths(partial).open("wb") as lengths:
+        with partial.open("wb") as file, _lengths_path(partial).open("wb") as lengths:
             for ids in blocks:
                 rows += len(ids)
                 if ids.dtype == np.object_:
@@ -74,14 +74,14 @@ class IdFile:
                     file.write(b"".join(ids.tolist()))
                 else:
                     file.write(ids.astype("<i8", copy=False).tobytes())
-        for written, name in ((_lengths(partial), _lengths(path)), (partial, path)):
+        for written, name in ((_lengths_path(partial), _lengths_path(path)), (partial, path)):
             flush(written)
             written.rename(name)
         return cls(path, rows=rows, width=width)
 
     def blocks(self, size: int) -> Iterator[AnyArray]:
         """Yield the ids in order, at most ``size`` at a time."""
-        with self.path.open("rb") as file, _lengths(self.path).open("rb") as lengths:
+        with self.path.open("rb") as file, _lengths_path(self.path).open("rb") as lengths:
             if not self.width:
                 while data := file.read(8 * size):
                     yield np.frombuffer(data, dtype="<i8").astype(np.int64, copy=False)
@@ -153,33 +153,33 @@ def collect(blocks: Iterable[AnyArray], path: Path, *, limit_bytes: int) -> IdFi
         (folder / str(written)).mkdir(parents=True)
         return IdFile.write(folder / str(written) / "run", ids)
 
-    for ids in map(different, filter(len, blocks)):
+    for ids in map(distinct_ids, filter(len, blocks)):
         waiting.append(ids)
         taken += _held_bytes(ids)
         # As many wait as are held, so that every id is merged few times.
         if held is None or sum(map(len, waiting)) > len(held):
-            held, waiting = different(np.concatenate([*waiting, *([] if held is None else [held])])), []
+            held, waiting = distinct_ids(np.concatenate([*waiting, *([] if held is None else [held])])), []
             taken = _held_bytes(held)
         if taken > limit_bytes:
-            runs.append(spill([different(np.concatenate([held, *waiting]))]))
+            runs.append(spill([distinct_ids(np.concatenate([held, *waiting]))]))
             held, waiting, taken = None, [], 0
         if len(runs) == _MOST_RUNS:
-            old, runs = runs, [spill(_merged(runs, limit_bytes))]
+            old, runs = runs, [spill(_merge(runs, limit_bytes))]
             for run in old:
                 rmtree(run.path.parent)
-    last = [] if held is None else [different(np.concatenate([held, *waiting]))]
+    last = [] if held is None else [distinct_ids(np.concatenate([held, *waiting]))]
     if runs and last:
         runs.append(spill(last))
-    found = IdFile.write(path, _merged(runs, limit_bytes) if runs else last)
+    found = IdFile.write(path, _merge(runs, limit_bytes) if runs else last)
     rmtree(folder, ignore_errors=True)
     return found
 
 
-def different(ids: AnyArray) -> AnyArray:
+def distinct_ids(ids: AnyArray) -> AnyArray:
     """Return the distinct ids, ascending. (``np.unique`` hashes, which is many times slower for millions.)"""
     if ids.dtype == np.object_:
         return np.array(sorted(set(ids.tolist())), dtype=np.object_)
-    if len(ids) and (span := int(ids.max()) - (least := int(ids.min()))) < _SPAN * len(ids):  # Many times as fast.
+    if len(ids) and (span := int(ids.max()) - (least := int(ids.min()))) < _MOST_SPAN * len(ids):  # Many times as fast.
         seen = np.zeros(span + 1, dtype=np.bool_)
         seen[ids - least] = True
         return np.flatnonzero(seen) + least
@@ -189,7 +189,7 @@ def different(ids: AnyArray) -> AnyArray:
     return ids[keep]
 
 
-def _merged(runs: list[IdFile], limit_bytes: int) -> Iterator[AnyArray]:
+def _merge(runs: list[IdFile], limit_bytes: int) -> Iterator[AnyArray]:
     """Yield all ids of ``runs``, each of which is ascending."""
     size = max(16, limit_bytes // (_MOST_RUNS * 2 * _TEXT_BYTES))
     streams = [run.blocks(size) for run in runs]
@@ -198,7 +198,7 @@ def _merged(runs: list[IdFile], limit_bytes: int) -> Iterator[AnyArray]:
         # Up to there nothing can come any more that is not in the blocks at hand.
         stop = np.sort(np.concatenate([head[-1:] for head in heads]))[:1]
         places = [int(np.searchsorted(head, stop, side="right")[0]) for head in heads]
-        yield different(np.concatenate([head[:at] for head, at in zip(heads, places, strict=True)]))
+        yield distinct_ids(np.concatenate([head[:at] for head, at in zip(heads, places, strict=True)]))
         rest = zip(heads, places, streams, strict=True)
         left = [(head[at:] if at < len(head) else next(stream, None), stream) for head, at, stream in rest]
         heads = [head for head, _ in left if head is not None]
@@ -209,7 +209,7 @@ def _held_bytes(ids: AnyArray) -> int:
     return sum(map(len, ids)) + _TEXT_BYTES * len(ids) if ids.dtype == np.object_ else _NUMBER_BYTES * len(ids)
 
 
-def _lengths(path: Path) -> Path:
+def _lengths_path(path: Path) -> Path:
     return path.with_name(path.name + ".lengths")
 
 
@@ -219,13 +219,13 @@ KEY_BYTES = 16
 NODE_BYTES = 80
 """Bytes of memory for each node whose key is held: the key, its hash and the node's number, and all again while
 sorting."""
-_LONG = b"\xff"  # No byte of UTF-8.
+_HASHED = b"\xff"  # No byte of UTF-8.
 _FAN_OUT_BITS = 7
 _FAN_OUT = 1 << _FAN_OUT_BITS
 _LEVELS = 64 // _FAN_OUT_BITS
-_RECORD = np.dtype((np.uint64, (3,)))
+_RECORD_DTYPE = np.dtype((np.uint64, (3,)))
 _END_BYTES = 256  # Of memory for each end of a block that is spread or searched for.
-_FOUND = np.dtype([("place", "<u8"), ("node", "<u4")])
+_FOUND_DTYPE = np.dtype([("place", "<u8"), ("node", "<u4")])
 _ABSENT = np.iinfo(np.uint32).max
 
 
@@ -233,23 +233,23 @@ def keys_of(ids: AnyArray) -> Keys:
     """Return the keys [n, 2] of ``ids``, integers or texts without zero bytes."""
     if ids.dtype != np.object_:
         return np.stack([ids.view(np.uint64), np.zeros(len(ids), dtype=np.uint64)], axis=1)
-    size = KEY_BYTES - len(_LONG)
+    size = KEY_BYTES - len(_HASHED)
     short = [
-        text if len(text) <= KEY_BYTES else blake2b(text, digest_size=size).digest() + _LONG for text in ids.tolist()
+        text if len(text) <= KEY_BYTES else blake2b(text, digest_size=size).digest() + _HASHED for text in ids.tolist()
     ]
     return np.array(short, dtype=f"S{KEY_BYTES}").view(np.uint64).reshape(-1, 2)
 
 
 @dataclass(frozen=True)
 class Joined:
-    """The result of a join. ``ends``: their number; ``twice``: two nodes of the same key; ``absent``: the first end
+    """The result of a join. ``ends``: their number; ``duplicate``: two nodes of the same key; ``absent``: the first end
     without a node.
 
     Where one of the latter two is not None, nothing else is known.
     """
 
     ends: int
-    twice: tuple[int, int] | None = None
+    duplicate: tuple[int, int] | None = None
     absent: int | None = None
 
 
@@ -263,41 +263,45 @@ def join(
     of memory, and temporary files beside ``out``.
     """
     if count * NODE_BYTES > limit_bytes:
-        partial = _partial(out)
-        found = _OnDisk(partial, limit_bytes, listener).join(nodes, ends)
-        return found if found.twice is not None or found.absent is not None else _whole(out, found)
-    table = _Table(np.concatenate([*_placed(nodes), np.empty((0, 3), dtype=np.uint64)]))
-    return Joined(0, twice=table.twice) if table.twice is not None else _written(map(table.numbers, ends), out)
+        partial = _partial_path(out)
+        found = _DiskJoin(partial, limit_bytes, listener).join(nodes, ends)
+        return found if found.duplicate is not None or found.absent is not None else _finish_file(out, found)
+    table = _NodeTable(np.concatenate([*_with_places(nodes), np.empty((0, 3), dtype=np.uint64)]))
+    return (
+        Joined(0, duplicate=table.duplicate)
+        if table.duplicate is not None
+        else _write_found(map(table.numbers, ends), out)
+    )
 
 
 def take_rows(ends: Iterable[Ids], count: int, out: Path) -> Joined:
     """Do the same where ids are the nodes' numbers, 0 … ``count`` - 1."""
-    return _written(((ids, (ids >= 0) & (ids < count)) for ids in ends), out)
+    return _write_found(((ids, (ids >= 0) & (ids < count)) for ids in ends), out)
 
 
-def _written(found: Iterable[tuple[AnyArray, Mask]], out: Path) -> Joined:
+def _write_found(found: Iterable[tuple[AnyArray, Mask]], out: Path) -> Joined:
     """Write nodes, with flags that say which of them exist."""
     done = 0
-    with _partial(out).open("wb") as file:
+    with _partial_path(out).open("wb") as file:
         for numbers, there in found:
             if not there.all():
                 return Joined(0, absent=done + int(there.argmin()))
             file.write(numbers.astype("<u4").data)
             done += len(numbers)
-    return _whole(out, Joined(done))
+    return _finish_file(out, Joined(done))
 
 
-def _partial(out: Path) -> Path:
+def _partial_path(out: Path) -> Path:
     return out.with_name(out.name + ".partial")
 
 
-def _whole(out: Path, found: Joined) -> Joined:
-    flush(_partial(out))
-    _partial(out).rename(out)
+def _finish_file(out: Path, found: Joined) -> Joined:
+    flush(_partial_path(out))
+    _partial_path(out).rename(out)
     return found
 
 
-def _placed(blocks: Iterable[Keys]) -> Iterator[Keys]:
+def _with_places(blocks: Iterable[Keys]) -> Iterator[Keys]:
     """Yield keys [n, 2] with their places in order [n, 3]."""
     done = 0
     for keys in blocks:
@@ -315,8 +319,8 @@ def _first_words(keys: Keys) -> npt.NDArray[np.uint64]:
     return np.ascontiguousarray(keys[:, 0])
 
 
-class _Table:
-    """The nodes of ``records`` [n, 3], looked up by their keys. ``twice``: two nodes of one key.
+class _NodeTable:
+    """The nodes of ``records`` [n, 3], looked up by their keys. ``duplicate``: two nodes of one key.
 
     Integers in a narrow range are looked up by their place in it, all others by search.
     """
@@ -331,10 +335,10 @@ class _Table:
         self._hashes, (self._first, self._second, self._nodes) = hashes[order], records[order].T.copy()
         same = np.flatnonzero((self._first[1:] == self._first[:-1]) & (self._second[1:] == self._second[:-1]))
         rows = self._nodes[same[0] : same[0] + 2].tolist() if len(same) else []
-        self.twice = (min(rows), max(rows)) if rows else None
+        self.duplicate = (min(rows), max(rows)) if rows else None
         self._least = self._first[:1]
         span = int(self._first[-1]) - int(self._first[0]) + 1 if self._hash is _first_words and len(records) else 0
-        self._direct = np.full(span if span <= _SPAN * len(records) else 0, _ABSENT, dtype=np.uint32)
+        self._direct = np.full(span if span <= _MOST_SPAN * len(records) else 0, _ABSENT, dtype=np.uint32)
         if len(self._direct):
             self._direct[self._first - self._least] = self._nodes
 
@@ -352,44 +356,44 @@ class _Table:
         order = np.argsort(hashes)  # Neighbouring searches share their steps in the cache.
         at = np.empty(len(keys), dtype=np.int64)
         at[order] = np.minimum(np.searchsorted(self._hashes, hashes[order]), last)
-        there = self._at(at, keys)
+        there = self._are_at(at, keys)
         while (more := ~there & (self._hashes[at] == hashes) & (at < last)).any():  # Another key of the same hash.
             at[more] += 1
-            there |= self._at(at, keys)
+            there |= self._are_at(at, keys)
         return self._nodes[at], there
 
-    def _at(self, places: Ids, keys: Keys) -> Mask:
+    def _are_at(self, places: Ids, keys: Keys) -> Mask:
         """Return whether the keys are at these places of the table."""
         found: Mask = (self._first[places] == keys[:, 0]) & (self._second[places] == keys[:, 1])
         return found
 
 
-class _OnDisk:
+class _DiskJoin:
     def __init__(self, out: Path, limit_bytes: int, listener: Listener) -> None:
         self._out, self._listener = out, listener
         self._folder = out.with_name(out.name + ".parts")
         self._most_nodes = max(1, limit_bytes * 2 // 3 // NODE_BYTES)
         self._block = max(256, limit_bytes // 3 // _END_BYTES)
-        self._height = max(1024, limit_bytes // 2 // (_FOUND.itemsize + 4))
-        self._twice: tuple[int, int] | None = None
+        self._range_rows = max(1024, limit_bytes // 2 // (_FOUND_DTYPE.itemsize + 4))
+        self._duplicate: tuple[int, int] | None = None
         self._absent: int | None = None
 
     def join(self, nodes: Iterable[Keys], ends: Iterable[Keys]) -> Joined:
         rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir()
-        node_parts = self._spread(_placed(nodes), "nodes", 0)
-        end_parts = self._spread(_placed(ends), "ends", 0)
+        node_parts = self._spread(_with_places(nodes), "nodes", 0)
+        end_parts = self._spread(_with_places(ends), "ends", 0)
         total = sum(part.count for part in end_parts)
         with reported(self._listener, "finding the edges' nodes", len(node_parts), "parts") as advance:
             for done, (some_nodes, some_ends) in enumerate(zip(node_parts, end_parts, strict=True), start=1):
                 self._match(some_nodes, some_ends, 1)
-                if self._twice is not None:
+                if self._duplicate is not None:
                     break
                 advance(done)
-        if self._twice is None and self._absent is None:
-            self._put_in_order(total)
+        if self._duplicate is None and self._absent is None:
+            self._write_in_order(total)
         rmtree(self._folder)
-        return Joined(total, self._twice, self._absent)
+        return Joined(total, self._duplicate, self._absent)
 
     def _spread(self, blocks: Iterable[Keys], name: str, level: int) -> list[Records]:
         """Distribute records to files by bits of their keys' hashes, other bits at each ``level``."""
@@ -399,7 +403,7 @@ class _OnDisk:
                 for start in range(0, len(whole), self._block):
                     records = whole[start : start + self._block]
                     files.add(records, (_hashes(records) >> shift & np.uint64(_FAN_OUT - 1)).astype(np.uint8))
-        return [Records(files.path(part), count, _RECORD) for part, count in enumerate(files.counts)]
+        return [Records(files.path(part), count, _RECORD_DTYPE) for part, count in enumerate(files.counts)]
 
     def _match(self, nodes: Records, ends: Records, level: int) -> None:
         """Look up the nodes of ``ends`` among ``nodes``, all of whose hashes begin with the same bits."""
@@ -413,9 +417,9 @@ class _OnDisk:
             return
         # So many of one hash are of one key, of which the first ones tell.
         first = next(nodes.blocks(self._most_nodes), np.empty((0, 3), dtype=np.uint64))
-        table = _Table(first)
-        if table.twice is not None:
-            self._twice = table.twice
+        table = _NodeTable(first)
+        if table.duplicate is not None:
+            self._duplicate = table.duplicate
             return
         assert nodes.count <= self._most_nodes, "keys of the same 63 bits of their hashes, by the million"
         for records in ends.blocks(self._block):
@@ -424,25 +428,25 @@ class _OnDisk:
                 absent = int(records[int(there.argmin()), 2])
                 self._absent = absent if self._absent is None else min(self._absent, absent)
             if self._absent is None:
-                self._keep(records[:, 2], numbers)
+                self._write_to_ranges(records[:, 2], numbers)
         for part in (nodes, ends):
             part.path.unlink(missing_ok=True)
 
-    def _keep(self, places: npt.NDArray[np.uint64], numbers: npt.NDArray[np.uint64]) -> None:
+    def _write_to_ranges(self, places: npt.NDArray[np.uint64], numbers: npt.NDArray[np.uint64]) -> None:
         """Write the nodes found for ascending ``places`` to the files of their ranges."""
-        found = np.empty(len(places), dtype=_FOUND)
+        found = np.empty(len(places), dtype=_FOUND_DTYPE)
         found["place"], found["node"] = places, numbers
-        ranges = places // np.uint64(self._height)
+        ranges = places // np.uint64(self._range_rows)
         for first, last in runs(ranges, gap=0):
             with self._range_path(int(ranges[first])).open("ab") as file:
                 file.write(found[first:last].data)
 
-    def _put_in_order(self, total: int) -> None:
+    def _write_in_order(self, total: int) -> None:
         with self._out.open("wb") as file:
-            for start in range(0, total, self._height):
-                path = self._range_path(start // self._height)
-                found = np.fromfile(path, dtype=_FOUND)
-                nodes = np.full(min(self._height, total - start), _ABSENT, dtype="<u4")
+            for start in range(0, total, self._range_rows):
+                path = self._range_path(start // self._range_rows)
+                found = np.fromfile(path, dtype=_FOUND_DTYPE)
+                nodes = np.full(min(self._range_rows, total - start), _ABSENT, dtype="<u4")
                 nodes[(found["place"] - np.uint64(start)).astype(np.int64)] = found["node"]
                 assert len(found) == len(nodes), "every end was found once"
                 file.write(nodes.data)

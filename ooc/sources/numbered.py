@@ -29,8 +29,8 @@ from ooc.storage.array import AnyArray, replace_file
 _BLOCK_ROWS = 1 << 18
 _NUMBER_ROW_BYTES, _TEXT_ROW_BYTES = 512, 4096
 """Bytes of the budget for each row read at a time. Texts of 100 bytes take about a sixteenth of the budget."""
-_COUNTS = "counts.json"
-_NODE = np.dtype("<u4")
+_COUNTS_FILE = "counts.json"
+_NODE_DTYPE = np.dtype("<u4")
 Ends = tuple[Cells | None, Cells | None]
 NUMBERS: Ends = (Cells.WHOLE, Cells.WHOLE)
 
@@ -141,9 +141,9 @@ class Numbering:
 
     def counts(self, folder: Path, listener: Listener) -> Counts:
         """Number and count everything; results are stored in ``folder``, and taken from there if they exist."""
-        if not (path := folder / _COUNTS).exists():
+        if not (path := folder / _COUNTS_FILE).exists():
             edges = [0] * len(self.edges)
-            nodes = {kind: _OfType(self, kind, edges, folder, listener).numbered() for kind in self.nodes}
+            nodes = {kind: _TypeNumbering(self, kind, edges, folder, listener).numbered() for kind in self.nodes}
             names = [] if self.class_names is None else list(self.class_names())
             counts: Counts = {"nodes": nodes, "edges": edges, "class_names": names}
             replace_file(path, json.dumps(counts).encode())
@@ -185,7 +185,7 @@ class Numbering:
         """Return a reader of the ``count`` edges of number ``at``, with their data, whose ends are nodes' numbers."""
         source, target, graph = self.edges[at]
         sides = [(0, 1)] if source == target else [(0,), (1,)]
-        arrays = [NpyArray(_ends_path(at, one, folder), raw=((count, len(one)), _NODE)) for one in sides]
+        arrays = [NpyArray(_ends_path(at, one, folder), raw=((count, len(one)), _NODE_DTYPE)) for one in sides]
 
         def ends(start: int, stop: int) -> Ids:
             both = np.concatenate([array.rows(start, stop) for array in arrays], axis=1)
@@ -199,7 +199,7 @@ class Numbering:
             for block in graph.edges(size, ids=(None, None)):
                 stop = done + len(block.sources)
                 if stop > count:
-                    raise _changed(graph)
+                    raise _changed_error(graph)
                 sources, targets = ends(done, stop)
                 yield EdgeBlock(sources, targets, block.data)
                 done = stop
@@ -213,7 +213,7 @@ def _ends_path(at: int, sides: tuple[int, ...], folder: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class _OfType:
+class _TypeNumbering:
     """The numbering of one type's nodes and of all edges' ends of that type; the number of each type's edges goes to
     ``counts``."""
 
@@ -242,14 +242,14 @@ class _OfType:
         path = self.folder / f"ids-{[*self.numbering.nodes].index(self.kind)}"
         ids: IdFile | None = None
         if nodes.ids is not None:
-            ids = IdFile.write(path, self._called(*nodes.ids, texts=texts))
+            ids = IdFile.write(path, self._node_ids(*nodes.ids, texts=texts))
         elif texts and count is not None:
-            raise SourceError(f"{edges[0][1].name}: edges name nodes by texts, but {self._nodes_are()}")
+            raise SourceError(f"{edges[0][1].name}: edges name nodes by texts, but {self._describe_node_ids()}")
         elif count is None or any("nodes" in graph.said for _, graph, _ in edges):
             ends = (block for edge in edges for block in self._ends(*edge, "counting nodes and edges", texts=texts))
             ids = collect(ends, path, limit_bytes=self.numbering.budget_bytes // 4)
             for _, graph, _ in edges:
-                _compare(graph, "nodes", ids.rows)
+                _check_claim(graph, "nodes", ids.rows)
         if ids is not None and (nodes.ids is not None or count is None):
             count = ids.rows
         # Ids that are the numbers need no keeping: a list of edges may well name all of 0 … N-1.
@@ -264,22 +264,22 @@ class _OfType:
         self, ids: IdFile | None, count: int, at: int, graph: BareGraph, sides: tuple[int, ...], *, texts: bool
     ) -> None:
         """Write the node at each end; raise SourceError for an id of two nodes, and for an end that is no node."""
-        out, size = _ends_path(at, sides, self.folder), self._rows(texts)
+        out, size = _ends_path(at, sides, self.folder), self._rows_at_once(texts)
         ends = self._ends(at, graph, sides, "finding the edges' nodes", texts=texts)
         if ids is None:
             found = take_rows(ends, count, out)
         else:
             keys, limit = map(keys_of, ids.blocks(size)), self.numbering.budget_bytes // 2
             found = join(keys, count, map(keys_of, ends), out, limit_bytes=limit, listener=self.listener)
-            if found.twice is not None:
-                one, other = ids.texts_of(found.twice)
+            if found.duplicate is not None:
+                one, other = ids.texts_of(found.duplicate)
                 if one != other:
                     raise SourceError(f"{graph.name}: the ids {one} and {other} have the same hash; change one of them")
-                raise SourceError(f"{graph.name} has the id {one} twice{self._no_ids()}")
+                raise SourceError(f"{graph.name} has the id {one} twice{self._remedy_for_ids()}")
         if found.absent is not None:
-            raise self._absent(graph, found.absent // len(sides))
+            raise self._missing_node_error(graph, found.absent // len(sides))
         self.counts[at] = found.ends // len(sides)
-        _compare(graph, "edges", self.counts[at])
+        _check_claim(graph, "edges", self.counts[at])
 
     # ---- reading -------------------------------------------------------------------------------------------
 
@@ -293,15 +293,15 @@ class _OfType:
             if sides := tuple(side for side in (0, 1) if kinds[side] == self.kind):
                 yield at, graph, sides
 
-    def _rows(self, texts: bool) -> int:
+    def _rows_at_once(self, texts: bool) -> int:
         """Return the number of rows to read at a time."""
         row_bytes = _TEXT_ROW_BYTES if texts else _NUMBER_ROW_BYTES
         return max(1024, min(_BLOCK_ROWS, self.numbering.budget_bytes // row_bytes))
 
-    def _called(self, table: Table, column: str, *, texts: bool) -> Iterator[AnyArray]:
+    def _node_ids(self, table: Table, column: str, *, texts: bool) -> Iterator[AnyArray]:
         """Yield the ids of the nodes."""
         row = 0
-        for block in table.blocks({column: Cells.TEXT if texts else Cells.WHOLE}, self._rows(texts)):
+        for block in table.blocks({column: Cells.TEXT if texts else Cells.WHOLE}, self._rows_at_once(texts)):
             ids = block[column]
             if texts and "" in (listed := ids.tolist()):
                 raise SourceError(f"{table.path}: row {row + listed.index('') + 1} has no id in the column {column}")
@@ -313,7 +313,7 @@ class _OfType:
         cells, done = Cells.TEXT if texts else Cells.WHOLE, 0
         wanted = (cells if 0 in sides else None, cells if 1 in sides else None)
         with reported(self.listener, task, graph.num_edges, "edges") as advance:
-            for block in graph.edges(self._rows(texts), ids=wanted, data=False):
+            for block in graph.edges(self._rows_at_once(texts), ids=wanted, data=False):
                 ids = np.stack([(block.sources, block.targets)[side] for side in sides], axis=1).reshape(-1)
                 if texts and "" in (listed := ids.tolist()):
                     edge = done + listed.index("") // len(sides)
@@ -324,18 +324,18 @@ class _OfType:
 
     # ---- what is wrong -------------------------------------------------------------------------------------
 
-    def _absent(self, graph: BareGraph, edge: int) -> SourceError:
+    def _missing_node_error(self, graph: BareGraph, edge: int) -> SourceError:
         """Return the error for the ``edge`` with an end that is no node, reading the edges again up to it."""
         first = 0
-        for block in graph.edges(self._rows(True), ids=(Cells.TEXT, Cells.TEXT), data=False):
+        for block in graph.edges(self._rows_at_once(True), ids=(Cells.TEXT, Cells.TEXT), data=False):
             if edge < first + len(block.sources):
                 ends = f"{block.sources[edge - first]} → {block.targets[edge - first]}"
-                what = f"edge {edge} ({ends}) has an end that is no node: {self._nodes_are()}"
+                what = f"edge {edge} ({ends}) has an end that is no node: {self._describe_node_ids()}"
                 return SourceError(f"{graph.name}: {what}")
             first += len(block.sources)
-        return _changed(graph)
+        return _changed_error(graph)
 
-    def _no_ids(self) -> str:
+    def _remedy_for_ids(self) -> str:
         """Return what to do where ids are wrong because the column holds something else."""
         if self._nodes.ids is None:
             return ""
@@ -343,7 +343,7 @@ class _OfType:
         other = " or ".join(as_argument(column, role) for role in (FEATURE, IGNORE))
         return f"; if the column {column} of {table.path} holds no ids, say {other}"
 
-    def _nodes_are(self) -> str:
+    def _describe_node_ids(self) -> str:
         """Return which ids are nodes, for a message."""
         nodes, called = self._nodes, f"nodes of type {self.kind}" if self.kind else "nodes"
         if nodes.ids is not None:
@@ -356,11 +356,11 @@ class _OfType:
         )
 
 
-def _changed(graph: BareGraph) -> SourceError:
+def _changed_error(graph: BareGraph) -> SourceError:
     return SourceError(f"{graph.name} has other edges than when they were counted")
 
 
-def _compare(graph: BareGraph, what: str, found: int) -> None:
+def _check_claim(graph: BareGraph, what: str, found: int) -> None:
     said = graph.said.get(what, found)
     if said != found:
         raise SourceError(

@@ -82,21 +82,21 @@ def open_source(source: Any, *, format: str | None, request: Request) -> Source:
             "sparse matrix"
         )
     path = Path(source)
-    form = _recognised(path) if format is None else format
+    form = _recognise(path) if format is None else format
     check_choice("format", form, FORMATS)
     reader = FORMATS[form]
     if form != SYNTHETIC:
-        _check_there(path)
+        _check_exists(path)
         if reader.folder not in (None, path.is_dir()):
             raise SourceError(f"{path} is a {'file' if reader.folder else 'folder'}; {form} wants the other")
     check_taken(reader.takes, form, request)
     return reader.open(path, request)
 
 
-def _recognised(path: Path) -> str:
+def _recognise(path: Path) -> str:
     if synthetic.READER.recognises(path):
         return SYNTHETIC
-    _check_there(path)
+    _check_exists(path)
     fitting = {form: reader for form, reader in FORMATS.items() if reader.folder in (None, path.is_dir())}
     found = next((form for form, reader in fitting.items() if reader.recognises(path)), None)
     if found is None:
@@ -112,7 +112,7 @@ def _recognised(path: Path) -> str:
     return found
 
 
-def _check_there(path: Path) -> None:
+def _check_exists(path: Path) -> None:
     if not path.exists():
         hint = did_you_mean(str(path), DATASETS) or did_you_mean_path(path)
         raise SourceError(f"there is no file or folder {path}{hint}")

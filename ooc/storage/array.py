@@ -46,8 +46,8 @@ _CHECKED_BYTES = 1 << 18
 _MOST_CHUNK_BYTES = 64 * CHUNK_BYTES
 """The largest chunk, except of wide rows; damaged metadata may declare far larger ones, whose pages would be
 counted."""
-_HERE = -100  # AT_FDCWD: relative paths are from the current folder
-_EXCHANGE = 2  # RENAME_EXCHANGE
+_AT_FDCWD = -100  # AT_FDCWD: relative paths are from the current folder
+_RENAME_EXCHANGE = 2  # RENAME_EXCHANGE
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL)
 """Errors of network file systems without locks; files there are only less protected."""
 
@@ -115,7 +115,7 @@ class Array:
         self.padded_rows = self.num_chunks * chunks[0]
         self.chunk_bytes = chunks[0] * self.row_bytes
         self.start_bytes = 0
-        self._seen = 0, 0, 0  # chunk, bytes of it read from its beginning on, and their checksum
+        self._checked_part = 0, 0, 0  # chunk, bytes of it read from its beginning on, and their checksum
 
     def __repr__(self) -> str:
         return f"Array({self.name!r}, shape={self.shape}, dtype={self.dtype.name}, chunks={self.chunks})"
@@ -156,7 +156,7 @@ class Array:
         for extent in self.extents(start, stop):
             part = view[done : done + extent.nbytes]
             self._read_extent(extent, part)
-            self._check((start + done // self.row_bytes) // self.chunks[0], extent.offset, part)
+            self._check_part((start + done // self.row_bytes) // self.chunks[0], extent.offset, part)
             done += extent.nbytes
         return out
 
@@ -165,14 +165,14 @@ class Array:
         """Whether there are checksums; a file without is trusted."""
         return (self.path / CHECKSUM_FILE).exists()
 
-    def _check(self, chunk: int, offset: int, part: npt.NDArray[np.uint8]) -> None:
+    def _check_part(self, chunk: int, offset: int, part: npt.NDArray[np.uint8]) -> None:
         """Extend a chunk's checksum if ``part`` is the next one of it, and compare it at the end of the rows."""
-        seen, at, checksum = self._seen if offset else (chunk, 0, 0)
+        seen, at, checksum = self._checked_part if offset else (chunk, 0, 0)
         end = offset + len(part)
         if seen != chunk or not offset <= at < end or not self.has_checksums:
             return
         checksum = google_crc32c.extend(checksum, part[at - offset :])
-        self._seen = chunk, end, checksum
+        self._checked_part = chunk, end, checksum
         padding = max(0, (chunk + 1) * self.chunk_bytes - self.shape[0] * self.row_bytes)
         complete = end == self.chunk_bytes - padding
         if complete and combined(checksum, of_zeros(padding), padding) != self.checksums()[chunk]:
@@ -416,4 +416,4 @@ def exchanged(first: Path, second: Path) -> bool:
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
-    return bool(rename(_HERE, os.fsencode(first), _HERE, os.fsencode(second), _EXCHANGE) == 0)
+    return bool(rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0)

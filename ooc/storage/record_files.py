@@ -66,7 +66,7 @@ class RecordFiles:
 
     def add(self, records: AnyArray, part_of: npt.NDArray[np.uint8]) -> list[tuple[int, AnyArray]]:
         """Append each of ``records`` to its part's file; return what each part gets, in one piece."""
-        records = taken(records, np.argsort(part_of, kind="stable"))  # A radix sort: of bytes, in one pass.
+        records = take_records(records, np.argsort(part_of, kind="stable"))  # A radix sort: of bytes, in one pass.
         cuts = [0, *np.cumsum(np.bincount(part_of, minlength=len(self.counts))).tolist()]
         pieces = [(part, records[start:stop]) for part, (start, stop) in enumerate(pairwise(cuts)) if start < stop]
         for part, piece in pieces:
@@ -84,7 +84,7 @@ class RecordFiles:
         self._files = {}
 
 
-def taken(records: AnyArray, places: npt.NDArray[np.int64]) -> AnyArray:
+def take_records(records: AnyArray, places: npt.NDArray[np.int64]) -> AnyArray:
     """Return ``records[places]``; structured records are moved as a whole, which is several times faster than by
     field."""
     if records.dtype.names is None:

@@ -18,7 +18,7 @@ from ooc.storage.sparse_array import PARTS, SparseArray
 from ooc.storage.types import EDGE_FEATURES as EDGE_FEATURES
 from ooc.storage.types import EDGE_WEIGHT as EDGE_WEIGHT
 from ooc.storage.types import EDGES, NODES, Types, features_name, ids_shape, of_nodes
-from ooc.storage.zarr_json import METADATA_FILE, of_group, read_group
+from ooc.storage.zarr_json import METADATA_FILE, group_document, read_group
 from ooc.suggestions import did_you_mean_path
 
 FORMAT_VERSION = 7
@@ -26,7 +26,7 @@ FORMAT_VERSION = 7
 PARTIAL_SUFFIX = ".partial"
 SPLITS = ("train", "valid", "test")
 _BLOCK_ROWS, _BLOCK_BYTES = 1 << 16, 4 << 20
-_OF_THE_MAKING = ("name", "created", "source")
+_PROVENANCE = ("name", "created", "source")
 """Attributes in which stores of the same contents may differ."""
 _COUNTS = ("num_nodes", "num_edges", "num_features", "num_classes", "num_self_loops")
 
@@ -252,7 +252,7 @@ class Store:
             raise ValueError(f"direction {direction!r} is neither 'in' nor 'out'")
         return "in" if self.undirected and direction == "out" else direction
 
-    def joined_by(self, arrays: Mapping[str, Array], *, neighbours: int) -> "Store":
+    def with_arrays(self, arrays: Mapping[str, Array], *, neighbours: int) -> "Store":
         """Return the same store with further ``arrays`` from elsewhere; the indices of their topologies are below
         ``neighbours``."""
         joined = Store(self.path, self.attributes, {**self._arrays, **arrays}, identity=self._identity)
@@ -269,7 +269,7 @@ class Store:
         width = self._id_bytes.get(node_type, 0)
         return np.dtype(f"S{width}") if width else np.dtype(np.int64)
 
-    def _of_nodes(self, node_type: str, name: str) -> str:
+    def _array_name(self, node_type: str, name: str) -> str:
         """Return the array ``name`` of a node type; "" is the labelled type, whose arrays have short names."""
         return of_nodes("" if node_type == self.parts.labelled else node_type, name)
 
@@ -282,7 +282,7 @@ class Store:
     def read_ids(self, start: int, stop: int, node_type: str = "") -> AnyArray:
         """Return the source's ids of the nodes in the rows ``[start, stop)``, [n] with the dtype of
         :meth:`id_type_of`."""
-        name = self._of_nodes(node_type, "ids")
+        name = self._array_name(node_type, "ids")
         if not self.has(name):
             return self.read_numbers(start, stop, node_type)
         ids = self.array(name).read(start, stop)
@@ -290,7 +290,7 @@ class Store:
 
     def read_numbers(self, start: int, stop: int, node_type: str = "") -> AnyArray:
         """Return the numbers before conversion of a type's nodes in the rows ``[start, stop)``, int64 [n]."""
-        name = self._of_nodes(node_type, "perm")
+        name = self._array_name(node_type, "perm")
         return self.array(name).read(start, stop) if self.has(name) else np.arange(start, stop)
 
     @property
@@ -325,7 +325,7 @@ class Store:
 
         It is equal for a copy, and for another conversion to the same bytes.
         """
-        said = {name: value for name, value in self.attributes.items() if name not in _OF_THE_MAKING}
+        said = {name: value for name, value in self.attributes.items() if name not in _PROVENANCE}
         return said | {name: self.checksum(name) if self.array(name).has_checksums else None for name in self.arrays()}
 
     def checksum(self, name: str) -> int:
@@ -393,7 +393,7 @@ def open_store(path: str | Path) -> Store:
         raise StoreError(f"a {type(path).__name__} is no path of a store; ooc.convert(data, 'my.ooc') makes one")
     path = Path(path)
     identity = _identity(path)  # before anything is read: what replaces the store meanwhile is told apart
-    attributes = _attributes(path)
+    attributes = _read_attributes(path)
     try:
         version = attributes["ooc_format"]
         if not isinstance(version, int) or version < 1:
@@ -404,7 +404,7 @@ def open_store(path: str | Path) -> Store:
                 f"this ooc reads; upgrade ooc or convert again"
             )
         if attributes["complete"] is not True:
-            raise _interrupted(path)
+            raise _interrupted_error(path)
         if any(not isinstance(attributes[count], int) or attributes[count] < 0 for count in _COUNTS):
             raise ValueError("a count is no number")
         for reached in (attributes[name] for name in ("hops", "train_hops") if attributes.get("order") == "hop"):
@@ -435,13 +435,13 @@ def write_groups(path: Path, attributes: dict[str, Any]) -> None:
 def write_group(path: Path, attributes: dict[str, Any]) -> None:
     """Write the metadata of a Zarr v3 group at the folder ``path``, made if needed."""
     path.mkdir(parents=True, exist_ok=True)
-    (path / METADATA_FILE).write_bytes(of_group(attributes))
+    (path / METADATA_FILE).write_bytes(group_document(attributes))
 
 
-def _attributes(path: Path) -> dict[str, Any]:
+def _read_attributes(path: Path) -> dict[str, Any]:
     partial = path.parent / (path.name + PARTIAL_SUFFIX)
     if path.name.endswith(PARTIAL_SUFFIX) or (partial.exists() and not path.exists()):
-        raise _interrupted(path)
+        raise _interrupted_error(path)
     if not path.exists():
         raise StoreError(f"there is no store at {path}{did_you_mean_path(path)}")
     if not (path / METADATA_FILE).is_file():
@@ -457,5 +457,5 @@ def _attributes(path: Path) -> dict[str, Any]:
     return attributes
 
 
-def _interrupted(path: Path) -> StoreError:
+def _interrupted_error(path: Path) -> StoreError:
     return StoreError(f"the conversion of {path} was interrupted; convert again: it goes on from there")

@@ -51,7 +51,7 @@ def nearest_by_type(store: Store, seeds: Sequence[Mask], most: int, listener: Li
     edges = [(one.target, one.source, *store.topology(f"{one.group}in")) for one in store.parts.edges]
 
     def count(hop: int) -> int:
-        return sum(_count(rows, kinds * hop, kinds * (hop + 1)) for rows in found.values())
+        return sum(_count_between(rows, kinds * hop, kinds * (hop + 1)) for rows in found.values())
 
     reached, done = count(0), 0
     with reported(listener, "following in-edges", store.num_edges, "edges") as advance:
@@ -62,7 +62,7 @@ def nearest_by_type(store: Store, seeds: Sequence[Mask], most: int, listener: Li
                 value = kinds * hop + kind
                 for target, source, indptr, indices in edges:
                     into = found[source]
-                    for sources in _sources(indptr, indices, found[target], value - kinds, len(into)):
+                    for sources in _source_blocks(indptr, indices, found[target], value - kinds, len(into)):
                         into[sources[into.take(sources) == unreached]] = value
                         done += len(sources)
                         advance(done)
@@ -86,12 +86,12 @@ def check_range(array: Array, entries: npt.NDArray[np.integer[Any]], rows: int) 
         raise StoreError(f"{array.name}: there are indices outside 0 to {rows - 1} (ooc verify finds more)")
 
 
-def _count(found: Hops, low: int, high: int) -> int:
+def _count_between(found: Hops, low: int, high: int) -> int:
     blocks = (found[start : start + _ROWS] for start in range(0, len(found), _ROWS))
     return sum(int(np.count_nonzero((block >= low) & (block < high))) for block in blocks)
 
 
-def _sources(
+def _source_blocks(
     indptr: Array, indices: Array, found: Hops, value: int, sources: int
 ) -> Iterator[npt.NDArray[np.integer[Any]]]:
     """Yield the sources, below ``sources``, of all in-edges of the rows found as ``value``, in pieces."""
@@ -102,10 +102,10 @@ def _sources(
             continue
         first, last = int(here[0]), int(here[-1])
         offsets: Ids = indptr.read(start + first, start + last + 2)
-        yield from _pieces(wanted[first : last + 1], offsets, indices, sources)
+        yield from _entries(wanted[first : last + 1], offsets, indices, sources)
 
 
-def _pieces(wanted: Mask, offsets: Ids, indices: Array, rows_in_all: int) -> Iterator[npt.NDArray[np.integer[Any]]]:
+def _entries(wanted: Mask, offsets: Ids, indices: Array, rows_in_all: int) -> Iterator[npt.NDArray[np.integer[Any]]]:
     """Yield entries of the ``wanted`` rows ``[n]``, which are between the ``offsets`` ``[n + 1]``."""
     rows = np.flatnonzero(wanted & (offsets[1:] > offsets[:-1]))
     if not len(rows):

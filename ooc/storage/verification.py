@@ -31,21 +31,21 @@ def verify(store: Store, listener: Listener = ignore) -> list[str]:
     not depend on their order. StoreError where the store is replaced meanwhile.
     """
     with store.unreplaced():
-        if problems := _chunks(store, listener):
+        if problems := _check_chunks(store, listener):
             return problems  # What follows would read the damaged arrays and say it all again.
-        problems = _nodes(store, listener)
+        problems = _check_nodes(store, listener)
         for kind in store.parts.nodes:
-            problems += _features(store, features_name(kind), listener)
+            problems += _check_features(store, features_name(kind), listener)
         for relation in store.parts.edges:
-            problems += _topology(store, relation.group, listener)
+            problems += _check_topology(store, relation.group, listener)
         return problems
 
 
-def _topology(store: Store, group: str, listener: Listener) -> list[str]:
+def _check_topology(store: Store, group: str, listener: Listener) -> list[str]:
     """Yield what is wrong with the edges in ``group``, ``""`` or ``"edges/author__writes__paper/"``."""
-    inward = _direction(store, f"{group}in", listener)
+    inward = _check_direction(store, f"{group}in", listener)
     problems = inward.problems
-    outward = inward if store.undirected else _direction(store, f"{group}out", listener)
+    outward = inward if store.undirected else _check_direction(store, f"{group}out", listener)
     if outward is not inward:
         problems = problems + outward.problems
     if not problems and inward.edges != outward.reversed_edges:
@@ -54,7 +54,7 @@ def _topology(store: Store, group: str, listener: Listener) -> list[str]:
     return problems
 
 
-def _chunks(store: Store, listener: Listener) -> list[str]:
+def _check_chunks(store: Store, listener: Listener) -> list[str]:
     arrays = [store.array(name) for name in store.arrays()]
     problems, done = [], 0
     total = sum(array.num_chunks * array.chunk_bytes for array in arrays)
@@ -72,7 +72,7 @@ def _chunks(store: Store, listener: Listener) -> list[str]:
     return problems
 
 
-def _nodes(store: Store, listener: Listener) -> list[str]:
+def _check_nodes(store: Store, listener: Listener) -> list[str]:
     found: dict[str, str] = {}
     sizes = dict.fromkeys(SPLITS, 0)
     called = "graphs" if store.num_graphs else "nodes"
@@ -112,9 +112,9 @@ def _nodes(store: Store, listener: Listener) -> list[str]:
     return list(found.values())
 
 
-def _features(store: Store, name: str, listener: Listener) -> list[str]:
+def _check_features(store: Store, name: str, listener: Listener) -> list[str]:
     if store.sparse_features is not None:
-        return _direction(store, name, listener).problems
+        return _check_direction(store, name, listener).problems
     if not store.has(name):
         return []
     x = store.array(name)
@@ -151,7 +151,7 @@ class _Direction:
     reversed_edges: _PairSums = field(default_factory=_PairSums)
 
 
-def _direction(store: Store, side: str, listener: Listener) -> _Direction:
+def _check_direction(store: Store, side: str, listener: Listener) -> _Direction:
     """Return the sums of a direction's edges; or, with ``side`` x, of features' entries, each column at most once in a
     row."""
     result = _Direction()
@@ -174,7 +174,7 @@ def _direction(store: Store, side: str, listener: Listener) -> _Direction:
         for start in range(0, height, _ROWS):
             stop = min(start + _ROWS, height)
             loops = np.zeros(stop - start, dtype=np.int64)
-            for rows, columns in _pieces(indptr.read(start, stop + 1), indices, start, most):
+            for rows, columns in _edge_blocks(indptr.read(start, stop + 1), indices, start, most):
                 if ((columns < 0) | (columns >= columns_in_all)).any():
                     found.setdefault("range", f"{indices.name}: there are indices outside 0 to {columns_in_all - 1}")
                 if graphs is not None and (_graph_of(graphs, rows) != _graph_of(graphs, columns)).any():
@@ -185,7 +185,7 @@ def _direction(store: Store, side: str, listener: Listener) -> _Direction:
                 last = (int(rows[-1]), int(columns[-1]))
                 if known is not None:
                     loops += np.bincount(rows[rows == columns] - start, minlength=len(loops))
-                carried = _carried(data, done, done + len(rows), found) if data else None
+                carried = _hash_edge_data(data, done, done + len(rows), found) if data else None
                 result.edges.add(rows, columns, carried)
                 result.reversed_edges.add(columns, rows, carried)
                 done += len(rows)
@@ -217,7 +217,7 @@ def _graph_of(graphs: AnyArray, rows: AnyArray) -> AnyArray:
     return np.searchsorted(graphs, rows, side="right")
 
 
-def _carried(data: list[Array], start: int, stop: int, found: dict[str, str]) -> npt.NDArray[np.uint64]:
+def _hash_edge_data(data: list[Array], start: int, stop: int, found: dict[str, str]) -> npt.NDArray[np.uint64]:
     """Return a hash [n] of the data of each of the edges ``start:stop``; numbers that are not finite are reported to
     ``found``."""
     hashes = np.zeros(stop - start, dtype=np.uint64)
@@ -232,7 +232,7 @@ def _carried(data: list[Array], start: int, stop: int, found: dict[str, str]) ->
     return hashes
 
 
-def _pieces(offsets: Ids, indices: Array, first_row: int, most: int) -> Iterator[tuple[Ids, Ids]]:
+def _edge_blocks(offsets: Ids, indices: Array, first_row: int, most: int) -> Iterator[tuple[Ids, Ids]]:
     """Yield ``(rows, columns)`` of the edges between the ``offsets``, at most ``most`` at a time."""
     row_ids = np.arange(first_row, first_row + len(offsets) - 1)
     for start in range(int(offsets[0]), int(offsets[-1]), most):

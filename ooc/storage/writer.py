@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ooc.errors import StoreError, as_error
 from ooc.storage.array import CHECKSUM_FILE, CHUNK_BYTES, DTYPES, AnyArray, Array, chunk_rows, runs, write_at
-from ooc.storage.zarr_json import METADATA_FILE, of_array
+from ooc.storage.zarr_json import METADATA_FILE, array_document
 
 
 class _Writer:
@@ -56,7 +56,7 @@ class _Writer:
         array = self.array
         with as_error(StoreError, f"{array.path} cannot be written"):
             (array.path / CHECKSUM_FILE).write_bytes(np.array(self._checksums, dtype="<u4").tobytes())
-            (array.path / METADATA_FILE).write_bytes(of_array(array.shape, array.chunks, array.dtype))
+            (array.path / METADATA_FILE).write_bytes(array_document(array.shape, array.chunks, array.dtype))
         return array
 
     def _bytes_of(self, rows: AnyArray) -> npt.NDArray[np.uint8]:
@@ -84,7 +84,7 @@ class ArrayWriter(_Writer):
         height, done = array.chunks[0], 0
         while done < len(rows):
             take = min(height - self.rows % height, len(rows) - done)
-            self._go_on(data[done * array.row_bytes : (done + take) * array.row_bytes])
+            self._write_next(data[done * array.row_bytes : (done + take) * array.row_bytes])
             self.rows += take
             done += take
 
@@ -101,7 +101,7 @@ class ArrayWriter(_Writer):
         if self.rows != array.shape[0]:
             raise ValueError(f"{array.name}: {self.rows} rows appended of {array.shape[0]}")
         if missing := array.padded_rows - self.rows:
-            self._go_on(np.zeros(missing * array.row_bytes, dtype=np.uint8))
+            self._write_next(np.zeros(missing * array.row_bytes, dtype=np.uint8))
         return self._complete()
 
     def __enter__(self) -> Self:
@@ -111,7 +111,7 @@ class ArrayWriter(_Writer):
         if kind is None:
             self.close()
 
-    def _go_on(self, data: npt.NDArray[np.uint8]) -> None:
+    def _write_next(self, data: npt.NDArray[np.uint8]) -> None:
         """Write the next bytes of a chunk."""
         chunk, row = divmod(self.rows, self.array.chunks[0])
         self._write(chunk, row * self.array.row_bytes, data)

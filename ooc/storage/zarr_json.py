@@ -56,15 +56,15 @@ def _document(path: Path) -> dict[str, Any]:
     return document
 
 
-def of_group(attributes: dict[str, Any]) -> bytes:
+def group_document(attributes: dict[str, Any]) -> bytes:
     """Return the document of a group."""
-    return _bytes({"attributes": attributes, "zarr_format": 3, "node_type": "group"})
+    return _as_bytes({"attributes": attributes, "zarr_format": 3, "node_type": "group"})
 
 
-def of_array(shape: tuple[int, ...], chunks: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+def array_document(shape: tuple[int, ...], chunks: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     """Return the document of an array whose chunk files are its numbers, little endian, and nothing else."""
     endian = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
-    return _bytes(
+    return _as_bytes(
         {
             "shape": shape,
             "data_type": dtype.name,
@@ -80,5 +80,5 @@ def of_array(shape: tuple[int, ...], chunks: tuple[int, ...], dtype: np.dtype[An
     )
 
 
-def _bytes(document: dict[str, Any]) -> bytes:
+def _as_bytes(document: dict[str, Any]) -> bytes:
     return json.dumps(document, indent=2).encode()

@@ -57,7 +57,7 @@ def kills_until_the_end(source: str, out: Path, draw: Callable[[], int], options
 def _convert(source: str, out: str, at: int, options: dict[str, Any]) -> int:
     tiny = Shares(sort_keys=700, edges=500, feature_rows=190, label_rows=600, sort_workers=2)
     conversion.divide = lambda *args, **kwargs: tiny
-    output._LEAST_SECONDS = 0.0
+    output._FLUSH_EVERY_S = 0.0
     folder, count = os.path.dirname(out), itertools.count(1)  # noqa: PTH120 - no Path in an audit hook
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ooc.conversion import edge_sort
 from ooc.conversion.edge_sort import Bucket, Sorter, Spreader, parts_for
-from ooc.conversion.edges import Edges, KeyForm, Keys, ValueForm, cut, distinct, keys_of, merged, with_self_loops
+from ooc.conversion.edges import Edges, KeyForm, Keys, ValueForm, coalesced, cut, distinct, keys_of, with_self_loops
 from ooc.errors import SourceError
 from tests.conversion.arrays import open_descriptors
 from tests.examples import examples
@@ -131,7 +131,7 @@ def test_values_of_equal_keys_are_summed_the_same_however_they_are_cut(
     sums: dict[int, float] = {}
     for key, value in pairs:
         sums[key] = sums.get(key, 0.0) + value
-    runs = merged(cut([edges], size), form, keys_form)
+    runs = coalesced(cut([edges], size), form, keys_form)
     found = list(with_self_loops(runs, keys_form, form) if loops else runs)
     wanted = dict.fromkeys(keys_form.loops(0, 4).tolist() if loops else [], 1.0) | sums
     got = {}
@@ -148,7 +148,7 @@ def test_a_sum_that_does_not_fit_is_named() -> None:
     edges = form.ones(KeyForm(8).pack(np.array([5, 5]), np.array([3, 3])))
     edges["edge_features"] = 60_000
     with pytest.raises(SourceError, match="between the nodes 3 and 5 have data whose sum cannot be stored"):
-        list(merged([edges], form, KeyForm(8)))
+        list(coalesced([edges], form, KeyForm(8)))
 
 
 def test_a_full_disk_while_sorting_closes_every_file(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_ids_of_two_nodes_and_of_none_are_found(tmp_path: Path, limit: int) -> N
     assert _joined(tmp_path, nodes, keys_of(ends), limit).absent == 700
     ids[[33, 555]] = ids[77]
     found = _joined(tmp_path, keys_of(ids), keys_of(ids), limit)
-    assert found.twice is not None and set(found.twice) < {33, 77, 555}
+    assert found.duplicate is not None and set(found.duplicate) < {33, 77, 555}
     assert list(tmp_path.glob("o.parts")) == []
 
 

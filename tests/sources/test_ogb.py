@@ -65,20 +65,20 @@ def test_every_layer_is_inflated_as_seldom_as_can_be(
     where it is compressed at all."""
     made = _made(tmp_path / "s", name, nodes=3000, edges=100_000, features=128)
     inflated = {"inner": 0, "outer": 0}
-    read, inflate = zipfile.ZipExtFile._read1, zip_members._Inside._inflated  # type: ignore[attr-defined]
+    read, inflate = zipfile.ZipExtFile._read1, zip_members._MemberFile._inflated  # type: ignore[attr-defined]
 
     def counting(self: Any, size: int) -> bytes:
         data: bytes = read(self, size)
         inflated["inner"] += len(data) * self.name.endswith(".npy")
         return data
 
-    def counting_inside(self: zip_members._Inside, size: int) -> bytes:
+    def counting_inside(self: zip_members._MemberFile, size: int) -> bytes:
         data = inflate(self, size)
         inflated["outer"] += len(data)
         return data
 
     monkeypatch.setattr(zipfile.ZipExtFile, "_read1", counting)
-    monkeypatch.setattr(zip_members._Inside, "_inflated", counting_inside)
+    monkeypatch.setattr(zip_members._MemberFile, "_inflated", counting_inside)
     ooc.convert(made.source, tmp_path / "g.ooc", feature_form="dense")  # of which zeros are not counted before
     graph = made.graph
     twice = 0 if name.endswith("stored") else graph.edge_index.nbytes // 2  # whose edges have their ends one by one

@@ -59,25 +59,25 @@ class DatasetFiles:
 
     def fingerprint(self, *names: str) -> dict[str, Any]:
         """Return the identity of the zip, or of those of the files and folders ``names`` that exist."""
-        there = (path for name in names if (path := self._place(name)).exists())
+        there = (path for name in names if (path := self._path_of(name)).exists())
         return fingerprint_of(*([self._path] if self._archive is not None else there))
 
     def label(self, name: str) -> str:
         """Return the name of the file ``name`` for messages."""
-        return f"{self._path}: {self._top}{name}" if self._archive is not None else str(self._place(name))
+        return f"{self._path}: {self._top}{name}" if self._archive is not None else str(self._path_of(name))
 
-    def _place(self, name: str) -> Path:
+    def _path_of(self, name: str) -> Path:
         """Return the path of a file in a folder."""
         return self._path / f"{self._top}{name}"
 
     def has(self, name: str) -> bool:
         """Return whether there is a file ``name``."""
-        return self._place(name).is_file() if self._archive is None else self._top + name in self._names
+        return self._path_of(name).is_file() if self._archive is None else self._top + name in self._names
 
     def folders(self, parent: str) -> set[str]:
         """Return the names of the folders in the folder ``parent``."""
         if self._archive is None:
-            folder = self._place(parent)
+            folder = self._path_of(parent)
             return {entry.name for entry in folder.iterdir() if entry.is_dir()} if folder.is_dir() else set()
         inside = (name.split("/") for name in self._names if name.startswith(f"{self._top}{parent}/"))
         depth = self._top.count("/") + 1
@@ -88,7 +88,7 @@ class DatasetFiles:
         member = self._archive.member(self._top + name) if self._archive is not None else None
         if not self.has(name):
             raise SourceError(f"{self.label(name)} is missing")
-        return Blob.of_file(self._place(name)) if member is None else member
+        return Blob.of_file(self._path_of(name)) if member is None else member
 
     def archive(self, name: str) -> Archive:
         """Return the archive in the file ``name``."""

@@ -43,7 +43,7 @@ _PIECE_BYTES = 1 << 20
 _TIMEOUT_S = 30.0
 _TRIES = 6
 _FIRST_PAUSE_S = 0.5
-_PASSING = (408, 425, 429, 500, 502, 503, 504)
+_TEMPORARY_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 _HEADERS = {"User-Agent": "ooc", "Accept-Encoding": "identity"}
 _BROKEN_TAR = (EOFError, ValueError, zlib.error, tarfile.TarError)
 
@@ -74,7 +74,7 @@ def probe(url: str) -> Served:
                 raise SourceError(f"{url} cannot be downloaded: the server does not say how large it is")
             return Served(size=int(length), ranges=ranged, version=_version(response))
 
-    return _tried(url, ask)
+    return _retry(url, ask)
 
 
 def download(url: str, target: Path, *, md5: str | None, served: Served, listener: Listener) -> None:
@@ -84,7 +84,7 @@ def download(url: str, target: Path, *, md5: str | None, served: Served, listene
     another checksum, BudgetError when the disk has no room. Downloaded ranges stay for the next call.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _alone_in(target.parent):
+    with _lock_downloads(target.parent):
         with reported(listener, f"downloading {target.name}", served.size, "bytes") as advance:
             part = _Part(target, url, served, advance)
             missing = served.size - part.received
@@ -106,7 +106,7 @@ def download(url: str, target: Path, *, md5: str | None, served: Served, listene
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
+def _lock_downloads(folder: Path) -> Iterator[None]:
     """Keep other processes from downloading into ``folder``: two would write one file."""
     try:
         descriptor = lock_folder(folder)
@@ -130,18 +130,18 @@ class _Part:
         self._step = _RANGE_BYTES if served.ranges else max(1, served.size)
         self._ranges = [*ranges(served.size, self._step)]
         self._key = {"url": url, **asdict(served), "step": self._step}
-        self._there = self._left_before()
-        if not self._there:
+        self._complete_ranges = self._recorded_ranges()
+        if not self._complete_ranges:
             self._record.unlink(missing_ok=True)  # First: the record never speaks of a file that is not there.
             with self.path.open("wb") as file:
                 file.truncate(served.size)
-        self.received = sum(stop - start for start, stop in self._ranges if start in self._there)
+        self.received = sum(stop - start for start, stop in self._ranges if start in self._complete_ranges)
 
     def missing(self) -> list[tuple[int, int]]:
         """Return the ``(start, stop)`` of the ranges still to be fetched."""
-        return [(start, stop) for start, stop in self._ranges if start not in self._there]
+        return [(start, stop) for start, stop in self._ranges if start not in self._complete_ranges]
 
-    def _left_before(self) -> set[int]:
+    def _recorded_ranges(self) -> set[int]:
         """Return the ranges that an earlier download of the same file recorded, if this one can resume it."""
         try:
             record = json.loads(self._record.read_text())
@@ -159,8 +159,8 @@ class _Part:
     def complete(self, start: int) -> None:
         """Record that the range from ``start`` on is on the disk."""
         with self._lock:
-            self._there.add(start)
-            replace_file(self._record, json.dumps({"file": self._key, "there": sorted(self._there)}).encode())
+            self._complete_ranges.add(start)
+            replace_file(self._record, json.dumps({"file": self._key, "there": sorted(self._complete_ranges)}).encode())
 
     def forget(self) -> None:
         """Remove the partial file and its record."""
@@ -194,7 +194,7 @@ def _fetch_range(session: requests.Session, part: _Part, start: int, stop: int, 
     """Fetch the bytes ``start:stop``; after a broken connection, continue from the last received byte."""
     at, in_ranges = start, part.served.ranges
 
-    def go_on(file: IO[bytes]) -> None:
+    def fetch_rest(file: IO[bytes]) -> None:
         nonlocal at
         if not in_ranges:
             part.advance(start - at)
@@ -211,7 +211,7 @@ def _fetch_range(session: requests.Session, part: _Part, start: int, stop: int, 
             raise requests.ConnectionError("the connection was closed too early")
 
     with part.path.open("r+b", buffering=0) as file:
-        _tried(part.url, lambda: go_on(file), progress=lambda: at)
+        _retry(part.url, lambda: fetch_rest(file), progress=lambda: at)
         if at == stop:
             os.fdatasync(file.fileno())
             part.complete(start)
@@ -241,7 +241,7 @@ def _get(session: requests.Session, url: str, span: tuple[int, int] | None) -> r
     return response
 
 
-def _tried(url: str, action: Callable[[], Result], *, progress: Callable[[], int] = lambda: 0) -> Result:
+def _retry(url: str, action: Callable[[], Result], *, progress: Callable[[], int] = lambda: 0) -> Result:
     """Call ``action``, again after a pause while it fails with a temporary error; the number of tries counts from the
     last progress."""
     tries, pause_s, before = _TRIES, _FIRST_PAUSE_S, progress()
@@ -249,7 +249,7 @@ def _tried(url: str, action: Callable[[], Result], *, progress: Callable[[], int
         try:
             return action()
         except (requests.RequestException, HTTPError, OSError) as error:
-            reason, passing = _reason(error)
+            reason, passing = _failure_reason(error)
         if progress() > before:
             tries, pause_s, before = _TRIES, _FIRST_PAUSE_S, progress()
         tries -= 1
@@ -259,13 +259,13 @@ def _tried(url: str, action: Callable[[], Result], *, progress: Callable[[], int
         pause_s *= 2
 
 
-def _reason(error: BaseException) -> tuple[str, bool]:
+def _failure_reason(error: BaseException) -> tuple[str, bool]:
     """Return what went wrong in a few words, and whether it may be temporary: an unknown host or a refused connection
     is not."""
     if isinstance(error, requests.HTTPError) and error.response is not None:
         answer = error.response
         answer.close()
-        return f"the server says {answer.status_code} {answer.reason}", answer.status_code in _PASSING
+        return f"the server says {answer.status_code} {answer.reason}", answer.status_code in _TEMPORARY_STATUSES
     text, passing = str(error) or type(error).__name__, True
     cause: BaseException | None = error
     while cause is not None:
@@ -306,7 +306,7 @@ def _unpack(archive: Path, partial: Path, top: str, listener: Listener) -> None:
             content = stream.extractfile(member) if member.isreg() else None
             if content is None:
                 raise SourceError(f"{archive} holds {member.name}, which is no plain file")
-            target = partial.joinpath(*_inside(member.name, archive, top))
+            target = partial.joinpath(*_checked_path(member.name, archive, top))
             target.parent.mkdir(parents=True, exist_ok=True)
             if member.size > (free := shutil.disk_usage(target.parent).free):
                 need = format_size(member.size)
@@ -316,7 +316,7 @@ def _unpack(archive: Path, partial: Path, top: str, listener: Listener) -> None:
             advance(raw.tell())
 
 
-def _inside(name: str, archive: Path, top: str) -> tuple[str, ...]:
+def _checked_path(name: str, archive: Path, top: str) -> tuple[str, ...]:
     """Return ``name`` as parts of a path below the target, without the folder ``top`` at its start."""
     path = PurePosixPath(name.replace("\\", "/"))
     parts = tuple(part for part in path.parts if part != ".")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ooc.errors import SourceError
-from ooc.sources.files.streams import Blob, damaged, gunzipped, told
+from ooc.sources.files.streams import Blob, damaged, gunzipped, reading_errors
 
 COMMENTS = (b"#", b"%")
 _MOST_BLOCK_BYTES = 1 << 20
@@ -59,7 +59,7 @@ def text_lines(blob: Blob, block_bytes: int) -> Iterator[bytes]:
     stream = gunzipped(blob) if blob.name.endswith(".gz") else blob.open()
 
     def read() -> bytes:
-        with told(blob.name):
+        with reading_errors(blob.name):
             return stream.read(block_bytes)
 
     return _whole_lines(iter(read, b""), block_bytes, blob.name)

@@ -89,13 +89,13 @@ class Blob:
 
     def open(self) -> IO[bytes]:
         """Open the bytes for reading from the first on."""
-        with told(self.name):
+        with reading_errors(self.name):
             return self.opening()
 
 
 def size_of(path: Path) -> int:
     """Return the size of a regular file; raise SourceError for a missing file, and for pipes and devices."""
-    with told(str(path)):
+    with reading_errors(str(path)):
         found = path.stat()
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
         raise SourceError(f"{path} is no file that can be read more than once, but a pipe or a device")
@@ -110,7 +110,7 @@ def gunzipped(blob: Blob) -> IO[bytes]:
 
 
 @contextmanager
-def told(name: str) -> Iterator[None]:
+def reading_errors(name: str) -> Iterator[None]:
     """Turn any exception of reading into a SourceError with ``name``."""
     try:
         yield
@@ -146,7 +146,7 @@ def read_values(stream: IO[bytes], count: int, dtype: np.dtype[np.generic], name
 def _pieces(stream: IO[bytes], size: int, name: str) -> Iterator[bytes]:
     """Yield the next ``size`` bytes in pieces; raise SourceError where there are fewer."""
     while size:
-        with told(name):
+        with reading_errors(name):
             data = stream.read(min(size, READ_BYTES))
         if not data:
             raise damaged(name, f"{size} bytes are missing")

@@ -43,7 +43,7 @@ _PARQUET_BUFFER_BYTES = 1 << 20
 _ROWS_WITH_KEYS = 1000
 """Rows within which every key of a JSON table must appear; fixed, so that the columns do not depend on the budget."""
 JSON_SUFFIXES = (".jsonl", ".ndjson")
-_TIMES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64)
+_TIME_TYPES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64)
 Values = Sequence[Any] | AnyArray
 
 
@@ -57,10 +57,10 @@ class ValueTable(ABC):
     rows_about: int
 
     @abstractmethod
-    def _parts(self, names: Sequence[str], size: int) -> Iterator[Mapping[str, Values]]:
+    def _value_blocks(self, names: Sequence[str], size: int) -> Iterator[Mapping[str, Values]]:
         """Yield the values of some columns, at most ``size`` rows at a time."""
 
-    def _first(self, column: str) -> list[Any]:
+    def _first_values(self, column: str) -> list[Any]:
         """Return the first values of a column; used only where types do not tell a column's kind."""
         raise NotImplementedError
 
@@ -68,7 +68,7 @@ class ValueTable(ABC):
         """Yield the ``wanted`` columns, at most ``size`` rows at a time; raise SourceError, with the row, for a wrong
         value."""
         row = 0
-        for part in self._parts([*wanted], size):
+        for part in self._value_blocks([*wanted], size):
             yield {
                 name: as_cells(part[name], cells, f"{self.path}: the column {name}", row)
                 for name, cells in wanted.items()
@@ -81,11 +81,11 @@ class ValueTable(ABC):
 
     def kinds(self) -> dict[str, ColumnKind]:
         """Return the kind of each column, by its type or its first values."""
-        return {name: kind_of_values(self._first(name)) for name in self.columns}
+        return {name: kind_of_values(self._first_values(name)) for name in self.columns}
 
     def text_ids(self, column: str) -> bool:
         """Return whether the column holds ids that are no integers, judging by its first rows."""
-        return not all(map(_is_whole, self._first(column)))
+        return not all(map(_is_whole, self._first_values(column)))
 
 
 @dataclass(frozen=True)
@@ -105,13 +105,13 @@ class HeldTable(ValueTable):
         if len(columns) < 1 or not rows:
             raise SourceError(f"{path} is empty")
 
-    def _parts(self, names: Sequence[str], size: int) -> Iterator[Mapping[str, Values]]:
+    def _value_blocks(self, names: Sequence[str], size: int) -> Iterator[Mapping[str, Values]]:
         for start in range(0, self.rows_about, size):
             stop = min(start + size, self.rows_about)
             yield {name: self._held[name].values(start, stop) for name in names}
 
-    def _first(self, column: str) -> list[Any]:
-        return _list(self._held[column].values(0, min(LOOKED_AT_ROWS, self.rows_about)))
+    def _first_values(self, column: str) -> list[Any]:
+        return _to_list(self._held[column].values(0, min(LOOKED_AT_ROWS, self.rows_about)))
 
     def kinds(self) -> dict[str, ColumnKind]:
         return super().kinds() | {name: one.kind for name, one in self._held.items() if one.kind is not None}
@@ -140,7 +140,7 @@ class JsonTable(LineTable, ValueTable):  # type: ignore[override]  # of an estim
     def count(self) -> int:
         return sum(len(self._objects(text, 1)) for text in self.lines())
 
-    def _parts(self, names: Sequence[str], size: int) -> Iterator[Mapping[str, Values]]:
+    def _value_blocks(self, names: Sequence[str], size: int) -> Iterator[Mapping[str, Values]]:
         known, line = set(self.columns), 1
         for text in self.lines():
             rows = self._objects(text, line)
@@ -155,7 +155,7 @@ class JsonTable(LineTable, ValueTable):  # type: ignore[override]  # of an estim
                 yield {name: [found.get(name) for found in rows[start : start + size]] for name in names}
             line += text.count(b"\n")
 
-    def _first(self, column: str) -> list[Any]:
+    def _first_values(self, column: str) -> list[Any]:
         return [row.get(column) for row in self._first_rows]
 
     def _objects(self, text: bytes, line: int) -> list[dict[str, Any]]:
@@ -185,7 +185,7 @@ class ParquetTable(ValueTable):
                 raise ValueError("two of its columns have the same name")
             self.rows = self.rows_about = int(file.metadata.num_rows)
 
-    def _parts(self, names: Sequence[str], size: int) -> Iterator[Mapping[str, Values]]:
+    def _value_blocks(self, names: Sequence[str], size: int) -> Iterator[Mapping[str, Values]]:
         done = 0
         with self._reading() as file:
             # One row group after the other: over all of them pyarrow keeps several times as much in memory.
@@ -272,8 +272,8 @@ def _is_text(types: Any, kind: Any) -> bool:
 
 def kind_of_values(values: list[Any]) -> ColumnKind:
     """Return the kind of a column with these first ``values``."""
-    there = [value for value in values if not _is_nothing(value)]
-    if there and all(isinstance(value, _TIMES) for value in there):
+    there = [value for value in values if not _is_missing(value)]
+    if there and all(isinstance(value, _TIME_TYPES) for value in there):
         return ColumnKind.TIMES
     if there and all(isinstance(value, bool | np.bool_) for value in there):
         return ColumnKind.TRUTH
@@ -287,13 +287,13 @@ def as_cells(values: Values, cells: Cells, where: str, row: int) -> AnyArray:
     on."""
     if isinstance(values, np.ndarray) and values.dtype.kind in "biuf" and (values.ndim == 1 or cells is Cells.REAL):
         if cells is Cells.REAL:
-            return _reals(values, where, row)
+            return _to_float_array(values, where, row)
         if cells is Cells.WHOLE and values.dtype.kind in "iu" and values.dtype != np.uint64:
             return values.astype(np.int64)
-    found = _list(values)
+    found = _to_list(values)
     if cells is Cells.REAL and any(isinstance(value, list | tuple | np.ndarray) for value in found):
-        return _reals(_matrix(found, where), where, row)
-    take, dtype = _TAKEN_BY[cells]
+        return _to_float_array(_to_matrix(found, where), where, row)
+    take, dtype = _CONVERTERS[cells]
     out: AnyArray = np.empty(len(found), dtype=dtype)
     for at, value in enumerate(found):
         try:
@@ -306,7 +306,7 @@ def as_cells(values: Values, cells: Cells, where: str, row: int) -> AnyArray:
     return out
 
 
-def _reals(values: AnyArray, where: str, row: int) -> AnyArray:
+def _to_float_array(values: AnyArray, where: str, row: int) -> AnyArray:
     """Return numbers as floating point; raise SourceError for an integer that would be rounded."""
     if values.dtype.kind == "f":
         return values
@@ -317,11 +317,11 @@ def _reals(values: AnyArray, where: str, row: int) -> AnyArray:
     return found
 
 
-def _list(values: Values) -> list[Any]:
+def _to_list(values: Values) -> list[Any]:
     return values.tolist() if isinstance(values, np.ndarray) else list(values)
 
 
-def _is_nothing(value: Any) -> bool:
+def _is_missing(value: Any) -> bool:
     """Return whether the value is missing: ``None``, NaN, or pandas' equivalents."""
     nan = isinstance(value, float) and value != value
     return nan or type(value).__name__ in ("NoneType", "NAType", "NaTType") or (isinstance(value, str) and not value)
@@ -329,7 +329,7 @@ def _is_nothing(value: Any) -> bool:
 
 def _is_whole(value: Any) -> bool:
     try:
-        _whole(value)
+        _to_int(value)
     except Rounded:
         return True
     except (TypeError, ValueError, OverflowError):
@@ -337,7 +337,7 @@ def _is_whole(value: Any) -> bool:
     return True
 
 
-def _whole(value: Any) -> int:
+def _to_int(value: Any) -> int:
     if isinstance(value, bool | str) or (isinstance(value, float) and not value.is_integer()):
         raise ValueError("no whole number")
     if isinstance(value, float) and abs(value) >= MOST_EXACT:  # It may have been another one.
@@ -350,14 +350,14 @@ def _whole(value: Any) -> int:
     return number
 
 
-def _real(value: Any) -> float:
+def _to_float(value: Any) -> float:
     if isinstance(value, str) and value:
         raise ValueError("a text")
-    return float("nan") if _is_nothing(value) else exact(value) if type(value) is int else float(value)
+    return float("nan") if _is_missing(value) else exact(value) if type(value) is int else float(value)
 
 
-def _text(value: Any) -> str:
-    if _is_nothing(value):
+def _to_text(value: Any) -> str:
+    if _is_missing(value):
         return ""
     if isinstance(value, bool | np.bool_):
         return str(bool(value)).lower()
@@ -366,17 +366,17 @@ def _text(value: Any) -> str:
     raise TypeError("neither a text nor a number")
 
 
-_TAKEN_BY: dict[Cells, tuple[Callable[[Any], object], type[np.generic]]] = {
-    Cells.WHOLE: (_whole, np.int64),
-    Cells.REAL: (_real, np.float64),
-    Cells.TEXT: (_text, np.object_),
-    Cells.MEMBER: (lambda value: cell_value(_text(value), Cells.MEMBER), np.bool_),
+_CONVERTERS: dict[Cells, tuple[Callable[[Any], object], type[np.generic]]] = {
+    Cells.WHOLE: (_to_int, np.int64),
+    Cells.REAL: (_to_float, np.float64),
+    Cells.TEXT: (_to_text, np.object_),
+    Cells.MEMBER: (lambda value: cell_value(_to_text(value), Cells.MEMBER), np.bool_),
 }
 
 
-def _matrix(values: list[Any], where: str) -> AnyArray:
+def _to_matrix(values: list[Any], where: str) -> AnyArray:
     try:
-        found: AnyArray = np.array([*map(_list, values)])
+        found: AnyArray = np.array([*map(_to_list, values)])
     except (TypeError, ValueError):
         found = np.empty(0)
     if found.ndim != 2 or found.dtype.kind not in "biuf":

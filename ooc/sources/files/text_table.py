@@ -95,9 +95,9 @@ class TextTable(LineTable):
         line = 1
         for raw in self.lines():
             text = self._rows(raw, line)
-            block = self._quickly(text, wanted)
+            block = self._parse_block(text, wanted)
             if block is None:
-                block = self._slowly(text, wanted, line)
+                block = self._parse_cells(text, wanted, line)
             line += raw.count(b"\n")
             rows = len(next(iter(block.values())))
             for start in range(0, rows, size):
@@ -117,7 +117,7 @@ class TextTable(LineTable):
             text = "\n" * skipped + text.split("\n", skipped)[-1]
         return text
 
-    def _quickly(self, text: str, wanted: Mapping[str, Cells]) -> Block | None:
+    def _parse_block(self, text: str, wanted: Mapping[str, Cells]) -> Block | None:
         """Return the block parsed by numpy; None where the text is too irregular for it, or wrong."""
         if '"' in text or not text.strip() or (Cells.WHOLE in wanted.values() and _is_odd(text)):
             return None
@@ -149,7 +149,7 @@ class TextTable(LineTable):
             return None
         return {name: found[name] for name in wanted}
 
-    def _slowly(self, text: str, wanted: Mapping[str, Cells], line: int) -> Block:
+    def _parse_cells(self, text: str, wanted: Mapping[str, Cells], line: int) -> Block:
         """Return the block parsed cell by cell, which handles empty and quoted cells; raise SourceError for a wrong
         one."""
         found: dict[str, list[int | float | str]] = {name: [] for name in wanted}
@@ -170,7 +170,7 @@ class TextTable(LineTable):
         return {name: np.array(column, dtype=_TYPES[wanted[name]]) for name, column in found.items()}
 
     @cached_property
-    def _head(self) -> dict[str, list[str]]:
+    def _first_cells(self) -> dict[str, list[str]]:
         """Return the first cells of each column."""
         rows = self._cells(self._rows(next(self.lines(), b""), 1).split("\n")[: LOOKED_AT_ROWS + self._skip])
         columns = zip(*(row for row in rows if len(row) == len(self.columns)), strict=True)
@@ -179,11 +179,11 @@ class TextTable(LineTable):
 
     def kinds(self) -> dict[str, ColumnKind]:
         """Return the kind of each column, by its first rows."""
-        return {name: kind_of(cells) for name, cells in self._head.items()}
+        return {name: kind_of(cells) for name, cells in self._first_cells.items()}
 
     def text_ids(self, column: str) -> bool:
         """Return whether the column holds ids that are no integers, judging by its first rows."""
-        return not all(WHOLE_NUMBER.fullmatch(cell.strip()) for cell in self._head[column])
+        return not all(WHOLE_NUMBER.fullmatch(cell.strip()) for cell in self._first_cells[column])
 
     def _cells(self, lines: list[str], first: int = 1) -> list[list[str]]:
         """Yield the cells of ``lines`` from that number on; raise SourceError for a cell of several lines, which blocks

@@ -15,24 +15,24 @@ from typing import IO
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 from ooc.errors import SourceError
-from ooc.sources.files.streams import READ_BYTES, Blob, Seekable, read_exactly, told
+from ooc.sources.files.streams import READ_BYTES, Blob, Seekable, read_exactly, reading_errors
 
 _HEADER_BYTES, _LENGTHS_AT = 30, 26
 """The fixed part of a member's header, which ends with the lengths of the name and the extra field that follow it."""
 _END_OF_DIRECTORY = b"PK\x05\x06"
 _TAIL_BYTES = 22 + 0xFFFF  # That record and the longest comment after it.
 _RAW, _ENCRYPTED = -15, 1
-_PLACES = 32
+_MOST_CHECKPOINTS = 32
 
 
 class Archive:
     """The members of the archive ``blob`` by name. SourceError where it is damaged, or no archive."""
 
     def __init__(self, blob: Blob) -> None:
-        self._blob, self._look = blob, blob.inside or blob.opening
-        with told(blob.name):
-            file = self._look()
-            counted = _counted(file, blob)  # First: what is inflated from there on is kept, and the directory with it.
+        self._blob, self._open_blob = blob, blob.inside or blob.opening
+        with reading_errors(blob.name):
+            file = self._open_blob()
+            counted = _declared(file, blob)  # First: what is inflated from there on is kept, and the directory with it.
             self._zip = ZipFile(file)
             names = self._zip.namelist()
             if counted not in (None, len(names)):
@@ -62,10 +62,10 @@ class Archive:
         return found
 
     def _inside(self, info: ZipInfo) -> IO[bytes]:
-        return io.BufferedReader(_Inside(self._look(), info), READ_BYTES)
+        return io.BufferedReader(_MemberFile(self._open_blob(), info), READ_BYTES)
 
 
-class _Inside(Seekable):
+class _MemberFile(Seekable):
     """A member of the archive ``file`` as a file that can be read at any position.
 
     Deflate cannot seek. Therefore the inflater's states (32 KiB of history) are kept at some positions, and where
@@ -79,9 +79,9 @@ class _Inside(Seekable):
         self._file, self._start = file, start
         self._stored = info.compress_type == ZIP_STORED
         self._inflater = _Inflater(0, start, zlib.decompressobj(_RAW))
-        self._on_the_way = [self._inflater.copy()]
-        self._begun_or_left: deque[_Inflater] = deque(maxlen=_PLACES)
-        self._step = max(READ_BYTES, self.size // _PLACES)
+        self._checkpoints = [self._inflater.copy()]
+        self._recent_inflaters: deque[_Inflater] = deque(maxlen=_MOST_CHECKPOINTS)
+        self._step = max(READ_BYTES, self.size // _MOST_CHECKPOINTS)
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
         wanted = max(0, min(len(buffer), self.size - self.at))
@@ -90,7 +90,7 @@ class _Inside(Seekable):
             data = self._file.read(wanted)
         elif wanted:
             if self.at != self._inflater.at:
-                self._go()
+                self._move_inflater()
             data = self._inflated(wanted)
         else:
             data = b""
@@ -98,13 +98,13 @@ class _Inside(Seekable):
         self.at += len(data)
         return len(data)
 
-    def _go(self) -> None:
-        self._begun_or_left.append(self._inflater)
-        known = (*self._on_the_way, *self._begun_or_left)
+    def _move_inflater(self) -> None:
+        self._recent_inflaters.append(self._inflater)
+        known = (*self._checkpoints, *self._recent_inflaters)
         self._inflater = max((one for one in known if one.at <= self.at), key=lambda one: one.at).copy()
         while self._inflater.at < self.at:
             self._inflated(min(READ_BYTES, self.at - self._inflater.at))
-        self._begun_or_left.append(self._inflater.copy())
+        self._recent_inflaters.append(self._inflater.copy())
 
     def _inflated(self, size: int) -> bytes:
         """Return at least one byte, at most ``size``; raise EOFError at the end."""
@@ -117,8 +117,8 @@ class _Inside(Seekable):
                 inflater.packed_at += len(data)
             if found := inflater.engine.decompress(data, size):
                 inflater.at += len(found)
-                if inflater.at >= self._on_the_way[-1].at + self._step:
-                    self._on_the_way.append(inflater.copy())
+                if inflater.at >= self._checkpoints[-1].at + self._step:
+                    self._checkpoints.append(inflater.copy())
                 return found
             if not data:
                 break
@@ -137,7 +137,7 @@ class _Inflater:
         return replace(self, engine=self.engine.copy())
 
 
-def _counted(file: IO[bytes], blob: Blob) -> int | None:
+def _declared(file: IO[bytes], blob: Blob) -> int | None:
     """Return how many members the archive declares, which zipfile does not verify; None past 65,534."""
     tail_bytes = min(blob.size, _TAIL_BYTES)
     file.seek(blob.size - tail_bytes)

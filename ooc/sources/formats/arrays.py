@@ -40,18 +40,18 @@ from ooc.storage.sparse_array import Entries
 from ooc.storage.types import EdgeType
 
 EDGE_DATA_NAMES = ("edge_weight", "edge_attr")
-_OF_SPLITS = (
+_SPLIT_ARRAYS = (
     *("train_mask", "valid_mask", "val_mask", "test_mask"),
     *("train_idx", "valid_idx", "val_idx", "test_idx"),
 )
-_OF_NODES = ("x", "y", *_OF_SPLITS)
-_OF_PYG = ("edge_index", "edge_type", *EDGE_DATA_NAMES, *_OF_NODES)
-_OF_MODELS = ("x", "edge_index", "edge_type", *EDGE_DATA_NAMES)
+_NODE_ARRAYS = ("x", "y", *_SPLIT_ARRAYS)
+_PYG_ARRAYS = ("edge_index", "edge_type", *EDGE_DATA_NAMES, *_NODE_ARRAYS)
+_MODEL_INPUTS = ("x", "edge_index", "edge_type", *EDGE_DATA_NAMES)
 """Attributes of PyG's data that models may be given."""
 INPUTS = "inputs"
 """The key, in a store's source, of the model inputs beside ``x``: a list of ``[name, columns (0: [N]), whether
 integer]``."""
-ARRAY_NAMES = (*_OF_PYG, "edges", "x_data", "x_indices", "x_indptr", "x_shape", "num_nodes", "num_classes")
+ARRAY_NAMES = (*_PYG_ARRAYS, "edges", "x_data", "x_indices", "x_indptr", "x_shape", "num_nodes", "num_classes")
 _SPLIT_NAMES = {"train": ("train",), "valid": ("valid", "val"), "test": ("test",)}
 _SCANNED_ROWS = 1 << 16
 _NODE = "node"
@@ -86,7 +86,7 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
     """Return the source of ``arrays``; raise SourceError where they are missing or inconsistent."""
     if options.request.drop_edge_data:
         arrays = {name: array for name, array in arrays.items() if name not in (*EDGE_DATA_NAMES, "edge_type")}
-    unsaid = options.split is None and not any(name in arrays for name in _OF_SPLITS)
+    unsaid = options.split is None and not any(name in arrays for name in _SPLIT_ARRAYS)
     if unsaid:
         options = replace(options, usual_split=USUAL_SPLIT)
     for name, array in arrays.items():
@@ -101,7 +101,7 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
         raise SourceError(f"{options.name}: x has {rows} rows for {nodes} nodes")
     if not 0 < nodes <= 2**32 or (num_features < 1 and not without):
         raise SourceError(f"{options.name}: {nodes} nodes with {num_features} features cannot be converted")
-    unlabelled = "y" not in arrays and not any(name in arrays for name in _OF_SPLITS)
+    unlabelled = "y" not in arrays and not any(name in arrays for name in _SPLIT_ARRAYS)
     if unlabelled:  # of such a graph links can be trained
         nothing = {"y": np.broadcast_to(np.int64(-1), (nodes,)), "train_idx": np.empty(0, dtype=np.int64)}
         arrays, unsaid = {"num_classes": np.array(1), **arrays, **nothing}, False
@@ -127,10 +127,10 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
         num_edges=num_edges,
         num_features=num_features,
         num_classes=classes,
-        edges=partial(_pieces, _edges_of(columns, carried), num_edges, options.release),
+        edges=partial(_blocks, _edge_reader(columns, carried), num_edges, options.release),
         has_edge_weight=carried.weight is not None,
         num_edge_features=0 if carried.features is None else carried.features.shape[1],
-        features=partial(_pieces, read_features, nodes, options.release),
+        features=partial(_blocks, read_features, nodes, options.release),
         feature_entries=feature_entries,
         labels=labels,
         task=form.task,
@@ -161,7 +161,7 @@ def _by_relation(source: Source, kinds: AnyArray, columns: tuple[AnyArray, AnyAr
 
     relations = {}
     for number, count in enumerate(counts):
-        blocks = partial(_pieces, partial(edges, number), len(kinds), options.release)
+        blocks = partial(_blocks, partial(edges, number), len(kinds), options.release)
         relations[EdgeType(_NODE, str(number), _NODE)] = RelationSource(int(count), blocks)
     return typed_source(source, _NODE, {}, relations)
 
@@ -204,14 +204,14 @@ def _edge_data(arrays: Mapping[str, AnyArray], edges: int, source: str) -> EdgeD
     return EdgeData(weight=None if weight is None else weight.reshape(-1), features=features)
 
 
-def _pieces(of: Callable[[int, int], Piece], total: int, release: Callable[[], None], size: int) -> Iterator[Piece]:
+def _blocks(of: Callable[[int, int], Piece], total: int, release: Callable[[], None], size: int) -> Iterator[Piece]:
     """Yield the results of ``of`` for each ``size`` of the ``total`` rows or edges."""
     for start, stop in ranges(total, size):
         yield of(start, stop)
         release()
 
 
-def _edges_of(columns: tuple[AnyArray, AnyArray], carried: EdgeData) -> Callable[[int, int], EdgeBlock]:
+def _edge_reader(columns: tuple[AnyArray, AnyArray], carried: EdgeData) -> Callable[[int, int], EdgeBlock]:
     def block(start: int, stop: int) -> EdgeBlock:
         sources, targets = (column[start:stop].astype(np.int64) for column in columns)
         parts = (None if array is None else np.array(array[start:stop]) for array in carried)
@@ -264,13 +264,13 @@ def _labels(
         y.shape,
         y.dtype,
         asked=options.request.option(TASK_OPTION),
-        scan=lambda: only_answers(_pieces(part, nodes, options.release, _SCANNED_ROWS)),
+        scan=lambda: only_answers(_blocks(part, nodes, options.release, _SCANNED_ROWS)),
     )
     split, note = _splits(arrays, nodes, options)
     random = isinstance(options.split, str)
 
     def labels(size: int) -> Iterator[LabelBlock]:
-        found = in_splits(_pieces(part, nodes, options.release, size), split)
+        found = in_splits(_blocks(part, nodes, options.release, size), split)
         return label_blocks(form, found, at_random=random)
 
     return labels, form, note
@@ -287,7 +287,7 @@ def _splits(arrays: Mapping[str, AnyArray], nodes: int, options: ArrayOptions) -
         told = ", ".join(name for names in found.values() for name in names)
         raise SourceError(f"{options.name} has no train_mask or train_idx beside its {told}")
     columns = {
-        split: _agreeing({name: _membership(arrays[name], name, nodes, options) for name in names}, options)
+        split: _agreed_mask({name: _membership(arrays[name], name, nodes, options) for name in names}, options)
         for split, names in found.items()
     }
     wide = any(name.endswith("mask") and arrays[name].ndim == 2 for names in found.values() for name in names)
@@ -297,7 +297,7 @@ def _splits(arrays: Mapping[str, AnyArray], nodes: int, options: ArrayOptions) -
     return lambda start, stop: tuple(columns[split](start, stop) for split in _SPLIT_NAMES), note
 
 
-def _agreeing(found: Mapping[str, Callable[[int, int], Mask]], options: ArrayOptions) -> Callable[[int, int], Mask]:
+def _agreed_mask(found: Mapping[str, Callable[[int, int], Mask]], options: ArrayOptions) -> Callable[[int, int], Mask]:
     """Return the mask of a split that several arrays define, ``found`` by name; raise SourceError where two differ."""
 
     def members(start: int, stop: int) -> Mask:
@@ -399,13 +399,13 @@ def pyg_source(data: Any, request: Request) -> Source:
             "batch if the model does not look at it"
         )
     if kind == "HeteroData" and (len(data.node_types), len(data.edge_types)) != (1, 1):
-        return _of_types(data, request)
-    parts: list[tuple[Any, tuple[str, ...]]] = [(data, _OF_PYG)]
+        return _hetero_source(data, request)
+    parts: list[tuple[Any, tuple[str, ...]]] = [(data, _PYG_ARRAYS)]
     if kind == "HeteroData":  # of one kind of node and one of edge
-        parts = [(data[data.node_types[0]], _OF_NODES), (data[data.edge_types[0]], ("edge_index", *EDGE_DATA_NAMES))]
+        parts = [(data[data.node_types[0]], _NODE_ARRAYS), (data[data.edge_types[0]], ("edge_index", *EDGE_DATA_NAMES))]
     arrays: dict[str, Any] = {}
     for part, names in parts:
-        arrays |= _of_part(part, names)
+        arrays |= _arrays_of(part, names)
     if "y" not in arrays and kind == "Data":
         arrays |= _labels_by_split(data)
     beside = {name: getattr(data, name) for name in request.inputs}
@@ -416,17 +416,17 @@ def pyg_source(data: Any, request: Request) -> Source:
         arrays |= {} if nodes is None else {"num_nodes": np.array(nodes)}
     inputs = {"x": arrays["x"]} if "x" in arrays and beside else {}
     for name, tensor in beside.items():
-        inputs |= _of_tensor(tensor, name)
+        inputs |= _tensor_arrays(tensor, name)
     if beside:
         arrays |= {"x": SideBySide([*inputs.values()])}
     options = ArrayOptions(request=request, name=f"the PyG {kind}", format="pyg", may_lack_features=kind == "Data")
     source = array_source(arrays, options)
-    if kind == "Data" and (said := _said_of_adjacency(data, arrays)):
+    if kind == "Data" and (said := _adjacency_facts(data, arrays)):
         source = replace(source, description=source.description | {"adj_t": said})
-    return _without(source, {"": data} if kind == "Data" else {}, inputs)
+    return _describe_unused(source, {"": data} if kind == "Data" else {}, inputs)
 
 
-def _said_of_adjacency(data: Any, arrays: Mapping[str, AnyArray]) -> list[str]:
+def _adjacency_facts(data: Any, arrays: Mapping[str, AnyArray]) -> list[str]:
     """Return what layers would see in edges given as ``adj_t``: "weights", and "loops" for self-loops.
 
     In a torch matrix, PyG's GCNConv adds self-loops to existing ones. In torch-sparse's matrix, as in ``edge_index``,
@@ -471,7 +471,7 @@ class SideBySide:
         return np.concatenate([array[rows] for array in self._arrays], axis=1)
 
 
-def _of_types(data: Any, request: Request) -> Source:
+def _hetero_source(data: Any, request: Request) -> Source:
     """Return the graph of a HeteroData.
 
     One type has labels and splits; without any, the first type counts as such, and only links can be trained. Features
@@ -481,7 +481,7 @@ def _of_types(data: Any, request: Request) -> Source:
     if not data.edge_types:
         raise SourceError(f"{name} has no edges")
     labelled = [kind for kind in data.node_types if getattr(data[kind], "y", None) is not None]
-    with_splits = [kind for kind in data.node_types if any(name in data[kind] for name in _OF_SPLITS)]
+    with_splits = [kind for kind in data.node_types if any(name in data[kind] for name in _SPLIT_ARRAYS)]
     if len(labelled) > 1:  # of which those that have splits are meant
         labelled = [kind for kind in labelled if kind in with_splits] or labelled
     if len(labelled) > 1:
@@ -492,15 +492,15 @@ def _of_types(data: Any, request: Request) -> Source:
     edges = {kind: _relation(data[tuple(kind)], kind, request) for kind in map(EdgeType._make, data.edge_types)}
     source = nodes.pop(labelled[0])
     found = typed_source(replace(source, name=name), labelled[0], nodes, edges)
-    return _without(found, {kind: data[kind] for kind in data.node_types}, {})
+    return _describe_unused(found, {kind: data[kind] for kind in data.node_types}, {})
 
 
-def _without(source: Source, data: Mapping[str, Any], inputs: Mapping[str, AnyArray]) -> Source:
+def _describe_unused(source: Source, data: Mapping[str, Any], inputs: Mapping[str, AnyArray]) -> Source:
     """Return ``source`` with a description of unused attributes and of model inputs.
 
     It names the attributes that the ``data`` of each node type has besides, and the ``inputs`` concatenated in ``x``.
     """
-    known = (*_OF_MODELS, "num_nodes", "batch", "ptr", *inputs)
+    known = (*_MODEL_INPUTS, "num_nodes", "batch", "ptr", *inputs)
     others = [[kind, sorted({*one.keys()}.difference(known))] for kind, one in data.items()]
     said = {"left_out": others} | ({INPUTS: inputs_of(inputs)} if inputs else {})
     return replace(source, description=source.description | said)
@@ -509,7 +509,7 @@ def _without(source: Source, data: Mapping[str, Any], inputs: Mapping[str, AnyAr
 def _nodes_of_type(data: Any, kind: str, request: Request, *, labelled: bool) -> Source:
     """Return the nodes of one type without edges, and with labels if they are ``labelled``."""
     name = f"the PyG HeteroData's {kind!r}"
-    given = {part: tensor for part in _OF_NODES if (tensor := getattr(data, part, None)) is not None}
+    given = {part: tensor for part in _NODE_ARRAYS if (tensor := getattr(data, part, None)) is not None}
     if "x" not in given and data.num_nodes is None:
         raise SourceError(f"{name} has neither features nor a number; give it x or num_nodes")
     if "x" not in given and not labelled:
@@ -517,7 +517,7 @@ def _nodes_of_type(data: Any, kind: str, request: Request, *, labelled: bool) ->
     nodes = len(given["x"]) if "x" in given else int(data.num_nodes)
     arrays: dict[str, AnyArray] = {"edge_index": np.empty((2, 0), dtype=np.int64), "num_nodes": np.array(nodes)}
     for part, tensor in given.items():
-        arrays |= _of_tensor(tensor, part) if labelled or part == "x" else {}
+        arrays |= _tensor_arrays(tensor, part) if labelled or part == "x" else {}
     if not labelled:  # which nobody reads
         request = replace(request, split=None)
         arrays |= {"y": np.zeros(nodes, dtype=np.int64), "train_mask": np.ones(nodes, np.bool_)}
@@ -527,31 +527,31 @@ def _nodes_of_type(data: Any, kind: str, request: Request, *, labelled: bool) ->
 def _relation(data: Any, kind: EdgeType, request: Request) -> RelationSource:
     """Return the edges of one type."""
     name = f"the PyG HeteroData's edges {kind}"
-    arrays = _of_part(data, ("edge_index", *EDGE_DATA_NAMES))
+    arrays = _arrays_of(data, ("edge_index", *EDGE_DATA_NAMES))
     if "edge_index" not in arrays:
         raise SourceError(f"{name} have no edge_index")
     columns, count = _edge_columns(arrays, name)
     arrays = {} if request.drop_edge_data else arrays
     carried = _edge_data(arrays, count, name)
 
-    edges = partial(_pieces, _edges_of(columns, carried), count, lambda: None)
+    edges = partial(_blocks, _edge_reader(columns, carried), count, lambda: None)
     features = 0 if carried.features is None else carried.features.shape[1]
     return RelationSource(count, edges, carried.weight is not None, features)
 
 
-def _of_part(part: Any, names: Sequence[str]) -> dict[str, AnyArray]:
+def _arrays_of(part: Any, names: Sequence[str]) -> dict[str, AnyArray]:
     """Return the tensors of these names as arrays of the generic form; edges may be given as ``adj_t``."""
     given = {name: tensor for name in names if (tensor := getattr(part, name, None)) is not None}
     if "edge_index" in names and "edge_index" not in given and (adj_t := getattr(part, "adj_t", None)) is not None:
         ends = getattr(part, "_key", None)
-        given |= _of_adjacency(adj_t, may_have_loops=ends is not None and ends[0] == ends[-1])
+        given |= _adjacency_arrays(adj_t, may_have_loops=ends is not None and ends[0] == ends[-1])
     arrays: dict[str, AnyArray] = {}
     for name, tensor in given.items():
-        arrays |= _of_tensor(tensor, name)
+        arrays |= _tensor_arrays(tensor, name)
     return arrays
 
 
-def _of_adjacency(adj_t: Any, *, may_have_loops: bool) -> dict[str, Any]:
+def _adjacency_arrays(adj_t: Any, *, may_have_loops: bool) -> dict[str, Any]:
     """Return the edges of a sparse matrix as PyG's ``ToSparseTensor`` makes it, and their weights unless all are 1.
 
     The matrix is torch's or torch-sparse's, and its rows are targets. SourceError for self-loops in torch's matrix,
@@ -576,7 +576,7 @@ def _of_adjacency(adj_t: Any, *, may_have_loops: bool) -> dict[str, Any]:
     return edges if weight is None or bool((weight == 1).all()) else edges | {"edge_weight": weight}
 
 
-def _of_tensor(tensor: Any, name: str) -> dict[str, AnyArray]:
+def _tensor_arrays(tensor: Any, name: str) -> dict[str, AnyArray]:
     """Return a tensor as arrays of the generic form; ``x`` may be sparse, torch's or torch-sparse's."""
     import torch  # Conversion does without, unless it is given tensors.
 

@@ -38,20 +38,20 @@ def held_source(source: Any, request: Request) -> Source:
     """Return the graph of ``source``; raise SourceError where it is none, or cannot be converted."""
     if _is_sparse(source):
         check_taken(NODE_OPTIONS.union(EDGE_OPTIONS), "scipy", replace(request, columns={}))
-        return bare_source(_of_matrix(source), request)
+        return bare_source(_matrix_source(source), request)
     check_taken(NODE_OPTIONS.union(EDGE_OPTIONS), _package(source), request)
     if _package(source) == "networkx":
-        return _of_networkx(source, request)
+        return _networkx_source(source, request)
     frames = dict(source) if isinstance(source, Mapping) else {_EDGES: source}
     if unknown := [name for name in frames if name not in (_NODES, _EDGES)]:
         raise SourceError(f"frames are called nodes and edges, not {', '.join(map(str, unknown))}")
     tables: dict[str, Table] = {name: _table_of_frame(name, frame) for name, frame in frames.items()}
     if _NODES in tables:
         _check_index(frames[_NODES], tables[_NODES], request)
-    return _of_tables(tables, request, "frames")
+    return _tables_source(tables, request, "frames")
 
 
-def _of_tables(tables: dict[str, Table], request: Request, name: str, *, symmetrize: bool = False) -> Source:
+def _tables_source(tables: dict[str, Table], request: Request, name: str, *, symmetrize: bool = False) -> Source:
     nodes = Path(_NODES) if _NODES in tables else None
     held = {Path(called): table for called, table in tables.items()}
     graph = table_graph(tables[_EDGES], name, request, features=nodes, labels=nodes)
@@ -128,7 +128,7 @@ def _column(series: Any) -> Column:
 # ---- networkx -------------------------------------------------------------------------------------------------
 
 
-def _of_networkx(graph: Any, request: Request) -> Source:
+def _networkx_source(graph: Any, request: Request) -> Source:
     """Return its nodes by their ids, with attributes as columns, and its edges; undirected edges in both directions."""
     if graph.is_multigraph() and not graph.is_directed():  # Edges between the same two nodes stay as many.
         graph = graph.to_directed(as_view=True)
@@ -147,7 +147,7 @@ def _of_networkx(graph: Any, request: Request) -> Source:
     roles = {f"{_NODES}.{_NODE}": ID, f"{_EDGES}.{_FROM}": SOURCE_END, f"{_EDGES}.{_TO}": TARGET_END}
     tables: dict[str, Table] = {_NODES: _table_of_lists(_NODES, called), _EDGES: _table_of_lists(_EDGES, ends)}
     request = replace(request, columns={**roles, **request.columns})
-    return _of_tables(tables, request, "networkx", symmetrize=not graph.is_directed())
+    return _tables_source(tables, request, "networkx", symmetrize=not graph.is_directed())
 
 
 def _attributes(rows: list[dict[Any, Any]], taken: tuple[str, ...]) -> dict[str, list[Any]]:
@@ -174,7 +174,7 @@ def _is_sparse(source: object) -> bool:
     return type(source).__module__.startswith("scipy.sparse") and hasattr(source, "tocoo")
 
 
-def _of_matrix(matrix: Any) -> BareGraph:
+def _matrix_source(matrix: Any) -> BareGraph:
     """Return the graph of an adjacency matrix: entry (i, j) is the edge from node i to node j.
 
     The values are weights, unless all of them are 1.

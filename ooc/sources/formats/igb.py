@@ -82,10 +82,10 @@ def igb_source(path: Path, request: Request) -> Source:
         description={LABEL: kind, "split": f"60 %, 20 % and the rest of the first {labelled} papers, in order"},
         notes=(f"{path} has {nodes} papers; the published {size} has {usual}",) if nodes != usual else (),
     )
-    return _of_types(path, source, edges) if asks_for_types(request) else source
+    return _typed_graph(path, source, edges) if asks_for_types(request) else source
 
 
-def _of_types(path: Path, papers: Source, cites: NpyArray) -> Source:
+def _typed_graph(path: Path, papers: Source, cites: NpyArray) -> Source:
     """Return all types of nodes and edges in the folder."""
     processed, edges = path / "processed", {EdgeType("paper", "cites", "paper"): relation_in(cites, 1)}
     ends: dict[str, int] = {}
@@ -96,7 +96,7 @@ def _of_types(path: Path, papers: Source, cites: NpyArray) -> Source:
         edges[relation] = relation_in(array, 1)
         for kind, axis in ((relation.source, 0), (relation.target, 1)):
             if kind != "paper" and not (processed / kind / "node_feat.npy").is_file():
-                ends[kind] = max(ends.get(kind, 0), _most(edges[relation], axis) + 1)
+                ends[kind] = max(ends.get(kind, 0), _largest_id(edges[relation], axis) + 1)
     others = {}
     for kind in _OTHERS:
         features = _array(processed / kind / "node_feat.npy", (_NUM_FEATURES,)) if kind not in ends else None
@@ -106,7 +106,7 @@ def _of_types(path: Path, papers: Source, cites: NpyArray) -> Source:
     return typed_source(papers, "paper", others, edges)
 
 
-def _most(edges: RelationSource, axis: int) -> int:
+def _largest_id(edges: RelationSource, axis: int) -> int:
     """Return the largest id among the sources (0) or targets (1)."""
     ends = ((block.sources, block.targets)[axis] for block in edges.edges(1 << 18))
     return max((int(ids.max()) for ids in ends if len(ids)), default=0)

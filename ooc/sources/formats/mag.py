@@ -68,10 +68,10 @@ def _open(path: Path, request: Request) -> Source:
         description={"split": _NOTE},
         notes=(f"mag240m: {_NOTE}",),
     )
-    return _of_types(files, source, counts) if asks_for_types(request) else source
+    return _typed_graph(files, source, counts) if asks_for_types(request) else source
 
 
-def _of_types(files: DatasetFiles, papers: Source, counts: Mapping[str, Any]) -> Source:
+def _typed_graph(files: DatasetFiles, papers: Source, counts: Mapping[str, Any]) -> Source:
     """Return all types of nodes and edges in the folder."""
     others, edges = {}, {}
     for kind in _OTHERS:

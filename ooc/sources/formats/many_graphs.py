@@ -32,9 +32,9 @@ from ooc.storage.array import AnyArray
 from ooc.storage.store import SPLITS, Task
 
 OPTIONS = frozenset((SPLIT, TASK_OPTION))
-_HELD = 3
+_NUMBERS_PER_GRAPH = 3
 """Numbers held for each graph: where it begins, and up to two that a format needs."""
-_GIVEN = ("x", "edge_index", "num_nodes", "batch", "ptr")
+_PASSED_ATTRIBUTES = ("x", "edge_index", "num_nodes", "batch", "ptr")
 """Attributes of PyG's data that models are given otherwise."""
 OF_EDGES = "of_edges"
 """The key, in a store's source, of the edges' counterpart of ``INPUTS``."""
@@ -85,7 +85,7 @@ def graphs_source(
         labels=labels,
         task=form.task,
         graph_offsets=offsets,
-        resident_bytes=_HELD * offsets.nbytes + listed_bytes,
+        resident_bytes=_NUMBERS_PER_GRAPH * offsets.nbytes + listed_bytes,
         notes=tuple(notes),
         **others,
     )
@@ -138,18 +138,18 @@ def in_turn(graphs: Any) -> Iterable[Any]:
     """Return an iterable of the graphs; one that only has ``__getitem__`` is indexed within its length."""
     if hasattr(type(graphs), "__iter__") or not hasattr(graphs, "__len__"):
         return cast("Iterable[Any]", graphs)
-    return _InTurn(graphs)
+    return _IndexedGraphs(graphs)
 
 
 @dataclass(frozen=True)
-class _InTurn:
+class _IndexedGraphs:
     graphs: Any
 
     def __iter__(self) -> Iterator[Any]:
         return (self.graphs[at] for at in range(len(self.graphs)))
 
 
-class _Joined:
+class _ConcatenatedSplits:
     """The graphs of ``parts``, each of which is a split, one after another."""
 
     def __init__(self, parts: Iterable[Any]) -> None:
@@ -170,9 +170,9 @@ def many_graphs_source(graphs: Any, request: Request) -> Source:
     dataset's ``get_idx_split`` defines its splits; of three lists or datasets each is a split.
     """
     check_taken(OPTIONS, "a list of graphs", request)
-    graphs = _Joined(graphs) if _are_splits(graphs) else graphs
+    graphs = _ConcatenatedSplits(graphs) if _are_splits(graphs) else graphs
     name = getattr(graphs, "name", None) or (
-        "the graphs" if isinstance(graphs, list | tuple | _Joined) else type(graphs).__name__
+        "the graphs" if isinstance(graphs, list | tuple | _ConcatenatedSplits) else type(graphs).__name__
     )
     each = in_turn(graphs)
     found = _Graphs(each, str(name), request)
@@ -222,12 +222,12 @@ class _Graphs:
             if data.x is not None and data.x.ndim != 2:
                 raise SourceError(f"{name}: x of graph {at} has the shape {tuple(data.x.shape)}, not [nodes, features]")
             x, y = self._x(data, at), self.y(data, at)
-            carried = {one: self._carried(data, one) for one in EDGE_DATA_NAMES}
+            carried = {one: self._edge_values(data, one) for one in EDGE_DATA_NAMES}
             columns = {one: 0 if of is None or request.drop_edge_data else of.shape[1] for one, of in carried.items()}
             shape = (0 if x is None else x.shape[1], y.shape[1], columns)
             of_nodes = of_nodes and np.shape(data.y)[:1] == (int(data.num_nodes),) != (1,)
             if not at:
-                self.description = self._described(data)
+                self.description = self._describe_inputs(data)
                 self.features, self.labels, self.columns = shape
                 self.label_type = y.dtype
             elif shape != (self.features, self.labels, self.columns) and not of_nodes:
@@ -238,7 +238,7 @@ class _Graphs:
                     f"first has {wanted}"
                 )
             self.sizes.append(int(data.num_nodes))
-            self.others |= {*data.keys()}.difference((*_GIVEN, *EDGE_DATA_NAMES, *self._beside))
+            self.others |= {*data.keys()}.difference((*_PASSED_ATTRIBUTES, *EDGE_DATA_NAMES, *self._beside))
             self.edges += int(data.edge_index.shape[1])
             self.only_answers &= bool(((y == 0) | (y == 1) | np.isnan(y)).all())
         if of_nodes and self.sizes:
@@ -274,12 +274,12 @@ class _Graphs:
         names = ("x", *self._beside) if data.x is not None else self._beside
         return {name: np.asarray(getattr(data, name, ())) for name in names}
 
-    def _described(self, data: Any) -> dict[str, Any]:
+    def _describe_inputs(self, data: Any) -> dict[str, Any]:
         """Return a description of the nodes' and edges' inputs, in graphs like ``data``."""
         edges = {name: np.asarray(data[name]) for name in EDGE_DATA_NAMES if name in data and data[name] is not None}
         return {INPUTS: inputs_of(self._inputs(data)), OF_EDGES: inputs_of(edges)}
 
-    def _carried(self, data: Any, name: str) -> AnyArray | None:
+    def _edge_values(self, data: Any, name: str) -> AnyArray | None:
         """Return the edges' weights or features, [e, columns]."""
         found = getattr(data, name, None)
         if found is None:
@@ -297,7 +297,7 @@ class _Graphs:
             ends = np.asarray(data.edge_index).astype(np.int64)
             if ends.size and not 0 <= ends.min() <= ends.max() < data.num_nodes:
                 raise SourceError(f"{self.name}: an edge leaves its graph, which has {data.num_nodes} nodes")
-            carried = [self._carried(data, name) for name in taken]
+            carried = [self._edge_values(data, name) for name in taken]
             parts.append((ends[0] + row, ends[1] + row, *(array for array in carried if array is not None)))
             row, held = row + int(data.num_nodes), held + ends.shape[1]
             if held >= size:

@@ -66,7 +66,7 @@ class GraphParameters:
 
 def synthetic_graphs(parameters: GraphParameters, request: Request) -> Source:
     """Return the graphs that ``parameters`` describe."""
-    made = _Made(parameters)
+    made = _SyntheticGraphs(parameters)
     classes = parameters.classes
     task, width = (Task.CLASSES, None) if classes else (Task.VALUES, 1)
     return graphs_source(
@@ -87,7 +87,7 @@ def synthetic_graphs(parameters: GraphParameters, request: Request) -> Source:
     )
 
 
-class _Made:
+class _SyntheticGraphs:
     def __init__(self, parameters: GraphParameters) -> None:
         self._p = p = parameters
         self.sizes: Ids = np.empty(p.graphs, dtype=np.int64)

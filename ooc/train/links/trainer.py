@@ -121,7 +121,7 @@ class LinkObjective(Objective):
         if isinstance(model, LinkPredictor) and takes_link_types(model.decoder) and not self.ends.relations:
             raise OptionError("the decoder tells types of edges apart, and links are of one; leave out relations=")
         trained = {} if self.training is None else self.training.arrays
-        joined = store.joined_by(trained | self.scorer.arrays, neighbours=self.ends.tails)
+        joined = store.with_arrays(trained | self.scorer.arrays, neighbours=self.ends.tails)
         left = [saving for saving in savings if saving is not Saving.ACTIVE_ROWS]
         return prepare(model, joined, resources, savings=left, objective=self, outputs_of=self.ends.types, **given)
 

@@ -67,7 +67,7 @@ def asked_columns(request: Request, columns: tuple[str, ...], where: str) -> Edg
     """Return those of ``columns`` that the request names; raise OptionError for a missing one."""
     weight, features = (
         tuple(name.strip() for name in text.split(",")) if text is not None and not _is_file(text) else ()
-        for text in _asked(request)
+        for text in _asked_edge_data(request)
     )
     names = (*weight, *features)
     for name in names:
@@ -94,7 +94,7 @@ def edge_files(weight_path: Path | None, features_path: Path | None, *, num_edge
     return EdgeFiles(weight, features)
 
 
-def _asked(request: Request) -> list[str | None]:
+def _asked_edge_data(request: Request) -> list[str | None]:
     """Return what is asked for as weight and as features."""
     found = [request.option(option) for option in EDGE_OPTIONS]
     for option, text in zip(EDGE_OPTIONS, found, strict=True):
@@ -138,9 +138,9 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
 
     SourceError, with the remedy, where it asks for none, or their numbers of nodes differ.
     """
-    paths = (Path(text) if text is not None and _is_file(text) else None for text in _asked(request))
+    paths = (Path(text) if text is not None and _is_file(text) else None for text in _asked_edge_data(request))
     graph = _with_edge_files(graph, edge_files(*paths, num_edges=graph.num_edges if graph.counted else None))
-    texts = _asked_of_nodes(graph, request)
+    texts = _asked_node_data(graph, request)
     tables = NodeTables(request, graph.held)
     for part, text in texts.items():
         if part not in request.arrays and not _is_no_file(text) and tables.has(Path(text)):
@@ -200,7 +200,7 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
     return numbering.preparing(of({"": most}, [graph.relation], ()), "", of)
 
 
-def _asked_of_nodes(graph: BareGraph, request: Request) -> dict[str, str]:
+def _asked_node_data(graph: BareGraph, request: Request) -> dict[str, str]:
     """Return what ``features`` and ``labels`` are: names of files, or words as in options."""
     texts = {}
     for part, path, example in (

@@ -59,9 +59,9 @@ _NOTHING = EdgeColumns()
 def _open(path: Path, request: Request) -> Source:
     edges, name, beside = path, path.name.split(".")[0], dict[str, Path | None]()
     if path.is_dir():
-        if (found := _beside(path, "edges")) is None:
+        if (found := _file_beside(path, "edges")) is None:
             raise SourceError(f"the folder {path} has no edges.csv, edges.parquet or edges.jsonl")
-        edges, name, nodes = found, path.resolve().name, _beside(path, "nodes")
+        edges, name, nodes = found, path.resolve().name, _file_beside(path, "nodes")
         for part in ("features", "labels"):
             beside[part] = npy if (npy := path / f"{part}.npy").is_file() else nodes
     return bare_source(table_graph(open_table(edges, request.budget_bytes), name, request, **beside), request)
@@ -177,7 +177,7 @@ def column_edges(
         yield EdgeBlock(sources, targets, found)
 
 
-def _beside(folder: Path, stem: str) -> Path | None:
+def _file_beside(folder: Path, stem: str) -> Path | None:
     paths = (folder / f"{stem}{suffix}{more}" for suffix in TABLE_SUFFIXES for more in _COMPRESSIONS)
     return next((path for path in paths if path.is_file()), None)
 
@@ -185,7 +185,7 @@ def _beside(folder: Path, stem: str) -> Path | None:
 READER = Reader(
     needs="edges in a CSV, Parquet or JSON-lines table, or a folder of edges.* and nodes.* (or features.npy)",
     folder=None,
-    recognises=lambda path: _beside(path, "edges") is not None if path.is_dir() else is_table(path),
+    recognises=lambda path: _file_beside(path, "edges") is not None if path.is_dir() else is_table(path),
     open=_open,
     takes=NODE_OPTIONS.union(EDGE_OPTIONS),
 )
