@@ -4,6 +4,7 @@ own, compiled parts, several inputs and results, parts that are called twice or 
 
 import copy
 import inspect
+import operator
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -608,6 +609,17 @@ class OwnSum(MessagePassing):
         return self.propagate(adj_t, x=x)  # type: ignore[no-any-return]
 
 
+class Product(nn.Linear):
+    """A layer of tkipf/pygcn's kind: a product with the matrix."""
+
+    def __init__(self, columns: int, classes: int, multiply: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__(columns, classes)
+        self.multiply = multiply
+
+    def forward(self, x: Tensor, adj_t: Any) -> Tensor:
+        return self.multiply(adj_t, super().forward(x))
+
+
 def _of_matrix(first: str, second: str) -> tuple[Data, nn.Module]:
     """With weights, and without self-loops unless a layer is not to add others."""
     f, c, plain = GraphCase().features, GraphCase().classes, {"normalize": False}
@@ -620,6 +632,8 @@ def _of_matrix(first: str, second: str) -> tuple[Data, nn.Module]:
         "SAGEConv": lambda i: SAGEConv(i, c),
         "GATConv": lambda i: GATConv(i, c),
         "OwnSum": lambda i: OwnSum(),
+        "spmm": lambda i: Product(i, c, torch.spmm),
+        "@": lambda i: Product(i, c, operator.matmul),
     }
     data = random_data(GraphCase(weighted=True, self_loops=0 if first == "GCNConv" else 9))
     data.edge_index, data.edge_weight = coalesce(data.edge_index, data.edge_weight)
@@ -634,6 +648,7 @@ def _of_matrix(first: str, second: str) -> tuple[Data, nn.Module]:
         ("GCNConv, not normalized", "GCN2Conv, not normalized"),
         ("GraphConv", "TAGConv"),
         ("GraphConv", "GATConv"),
+        ("spmm", "@"),
     ],
 )
 def test_layers_take_weights_out_of_adj_t(first: str, second: str, tmp_path: Path) -> None:

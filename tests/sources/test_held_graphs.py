@@ -281,7 +281,7 @@ def test_edges_may_be_given_as_a_matrix_of_targets_and_sources(kind: Callable[[A
     assert not typed.types.weighted
     sparse = Data(x=plain.x, y=plain.y, adj_t=kind(torch.eye(3).to_sparse_csr()))
     loops = ooc.convert(sparse, tmp_path / "l.ooc")
-    assert (loops.num_edges, "adj_t" in loops.source) == (3, kind is not _OfTorchSparse)
+    assert (loops.num_edges, "loops" in loops.source["adj_t"]) == (3, kind is not _OfTorchSparse)
     hetero["paper", "cites", "paper"].adj_t = sparse.adj_t
     if kind is not _OfTorchSparse:
         with pytest.raises(SourceError, match="adj_t has self-loops, which layers like GCNConv count twice"):

@@ -69,15 +69,16 @@ class Setting:
     ``aggregate_once``: aggregations of constant features may be computed once. ``sum_first(i, hops, shape, once,
     scaling)``: whether the i-th product with a weight comes after its aggregation. ``edge_data``: the edge data that
     must take part in the result, with ``num_edge_features`` columns; ``weights_name``: PyG's name for weights;
-    ``adj_t``: what PyG's data has in a matrix of edges (``"weights"``, ``"loops"``); ``left_out``: other attributes of
-    the data, by type; ``inputs``: the parts of the features. ``training``: with dropout and batch statistics.
-    ``product``: how rows and weights are multiplied. ``probed``: results of trying opaque layers; ``traced``: the calls
-    of modules; both are shared by all settings of a model. ``feature_entries_per_row``: for sparse features, the
-    average number of non-zeros in a row; they are multiplied in sparse form ``on_cpu``. ``embedding_columns``: by node
-    type, the columns of learnt rows, which follow the features in a model's input. ``most_edges``: returns the most
-    edges of any row, of all or of one type, for opaque layers. ``types``: those of a graph with several; counts are
-    then of the scored type. ``outputs_of``: the node types whose rows the model gives, one or two (empty: the labelled
-    type). ``results``: for a model that returns several. ``lower`` sets results, order and mode by itself.
+    ``adj_t``: what PyG's data has in a matrix of edges (``"matrix"``, ``"weights"``, ``"loops"``); ``left_out``: other
+    attributes of the data, by type; ``inputs``: the parts of the features. ``training``: with dropout and batch
+    statistics. ``product``: how rows and weights are multiplied. ``probed``: results of trying opaque layers;
+    ``traced``: the calls of modules; both are shared by all settings of a model. ``feature_entries_per_row``: for
+    sparse features, the average number of non-zeros in a row; they are multiplied in sparse form ``on_cpu``.
+    ``embedding_columns``: by node type, the columns of learnt rows, which follow the features in a model's input.
+    ``most_edges``: returns the most edges of any row, of all or of one type, for opaque layers. ``types``: those of a
+    graph with several; counts are then of the scored type. ``outputs_of``: the node types whose rows the model gives,
+    one or two (empty: the labelled type). ``results``: for a model that returns several. ``lower`` sets results, order
+    and mode by itself.
     """
 
     num_nodes: int

@@ -32,6 +32,7 @@ from torch_geometric.nn import (
     HeteroLinear,
     MessageNorm,
     MessagePassing,
+    SimpleConv,
     SuperGATConv,
 )
 from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
@@ -424,6 +425,13 @@ class Interpreter:
             raise ModelError(f"{where} takes no weights, which adj_t has; ignore_edge_data='weight' trains without")
         return list(bound.args), bound.kwargs
 
+    def _lower_adjacency_product(self, node: fx.Node, graph: Graph, rows: Value, where: str) -> Any:
+        """Lower ``adj_t @ rows``, the sum over in-edges of the sources' rows times the matrix's values."""
+        conv = SimpleConv(aggr="sum")
+        args, kwargs = self._take_adjacency_weights(conv, where, [rows, graph], {})
+        as_it_is = partial(self._lower_without_formula, node, conv)
+        return lower_convolution(conv, where, args, kwargs, self._assembly, trace=self.apply_module, as_it_is=as_it_is)
+
     def _check_loops(self, where: str, adds: bool = True) -> None:
         if adds and "loops" in self._assembly.setting.adj_t:
             raise ModelError(
@@ -619,6 +627,8 @@ class Interpreter:
                     of_edges = self._lower_edge_call(node, name)
                     return {0: args[0], 1: of_edges.part(1), 2: of_edges.part(2)}
             if name in _MATRIX_MAKERS or (name in _PRODUCTS and isinstance(args[0], Graph)):
+                if "matrix" in self._assembly.setting.adj_t and len(args) == 2 and isinstance(args[1], Value):
+                    return self._lower_adjacency_product(node, args[0], args[1], name)
                 raise ModelError(
                     f"{name} takes the edges for a matrix; its product with rows is SimpleConv(aggr='sum')(x, "
                     "edge_index, edge_weight), whose weights are the matrix's numbers"

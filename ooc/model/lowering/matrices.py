@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sparse matrices that a model makes of its edges: in a trace, products with them are sums over edges."""
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from ooc.errors import ModelError
 
-_PRODUCTS = torch.matmul, torch.mm, torch.mv, torch.spmm, torch.sparse.mm
+PRODUCTS = torch.matmul, torch.mm, torch.mv, torch.spmm, torch.sparse.mm, operator.matmul, "matmul", "mm", "mv"
+"""Products of a matrix with rows: functions, and names of methods."""
 _UNCHANGED_BY = "coalesce", "to_sparse_csr", "to_sparse_coo", "contiguous", "cpu"
 
 
@@ -57,7 +59,7 @@ class EdgeMatrix:
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         matrix = next(one for one in tree_leaves((args, kwargs)) if isinstance(one, cls))
-        if function in _PRODUCTS and args[0] is matrix and len(args) == 2 and not kwargs:
+        if function in PRODUCTS and args[0] is matrix and len(args) == 2 and not kwargs:
             return matrix @ args[1]
         raise matrix._refuse(getattr(function, "__name__", str(function)))
 

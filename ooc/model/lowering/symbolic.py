@@ -41,7 +41,7 @@ from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
 from ooc.errors import ModelError
 from ooc.kernels.tensors import fractions
 from ooc.model.lowering.assembly import Setting, first_line
-from ooc.model.lowering.matrices import matrix_of_edges
+from ooc.model.lowering.matrices import PRODUCTS, matrix_of_edges
 from ooc.model.lowering.norms import NORMS
 from ooc.model.lowering.plain_forwards import GLOBAL_ATTENTIONS, plain_forwards
 from ooc.model.lowering.rowwise import IN_PLACE, VIEWS, WHOLE, assigned
@@ -851,6 +851,9 @@ def _edge_input_of(node: fx.Node) -> str:
 
 
 def _computes_from_edges(node: fx.Node) -> bool:
+    """Return whether the call computes something else of the edges than their product, as a matrix, with rows."""
+    if node.target in PRODUCTS and node.args and node.args[0] is node.all_input_nodes[0]:
+        return not is_of_edges(node.all_input_nodes[0])
     return node.op != "call_module" and not is_of_edges(node) and any(map(is_of_edges, node.all_input_nodes))
 
 

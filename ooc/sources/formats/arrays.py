@@ -427,7 +427,7 @@ def pyg_source(data: Any, request: Request) -> Source:
 
 
 def _adjacency_facts(data: Any, arrays: Mapping[str, AnyArray]) -> list[str]:
-    """Return what layers would see in edges given as ``adj_t``: "weights", and "loops" for self-loops.
+    """Return what a model would see in edges given as ``adj_t``: "matrix", "weights", and "loops" for self-loops.
 
     In a torch matrix, PyG's GCNConv adds self-loops to existing ones. In torch-sparse's matrix, as in ``edge_index``,
     they replace existing ones.
@@ -437,7 +437,7 @@ def _adjacency_facts(data: Any, arrays: Mapping[str, AnyArray]) -> list[str]:
         return []
     sources, targets = arrays["edge_index"]
     has_loops = not hasattr(adj_t, "coo") and bool((sources == targets).any())
-    return ["weights"] * ("edge_weight" in arrays) + ["loops"] * has_loops
+    return ["matrix"] + ["weights"] * ("edge_weight" in arrays) + ["loops"] * has_loops
 
 
 def _labels_by_split(data: Any) -> dict[str, AnyArray]:
