@@ -609,15 +609,16 @@ class OwnSum(MessagePassing):
         return self.propagate(adj_t, x=x)  # type: ignore[no-any-return]
 
 
-class Product(nn.Linear):
+class Product(nn.Module):
     """A layer of tkipf/pygcn's kind: a product with the matrix."""
 
     def __init__(self, columns: int, classes: int, multiply: Callable[[Any, Tensor], Tensor]) -> None:
-        super().__init__(columns, classes)
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(columns, classes)), nn.Parameter(torch.randn(classes))
         self.multiply = multiply
 
     def forward(self, x: Tensor, adj_t: Any) -> Tensor:
-        return self.multiply(adj_t, super().forward(x))
+        return self.multiply(adj_t, torch.mm(x, self.weight)) + self.bias
 
 
 def _of_matrix(first: str, second: str) -> tuple[Data, nn.Module]:

@@ -852,8 +852,8 @@ def _edge_input_of(node: fx.Node) -> str:
 
 def _computes_from_edges(node: fx.Node) -> bool:
     """Return whether the call computes something else of the edges than their product, as a matrix, with rows."""
-    if node.target in PRODUCTS and node.args and node.args[0] is node.all_input_nodes[0]:
-        return not is_of_edges(node.all_input_nodes[0])
+    if node.target in PRODUCTS and node.args and node.args[0] is node.all_input_nodes[0] and is_of_edges(node.args[0]):
+        return any(map(is_of_edges, node.all_input_nodes[1:]))
     return node.op != "call_module" and not is_of_edges(node) and any(map(is_of_edges, node.all_input_nodes))
 
 
