@@ -26,7 +26,7 @@ from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.network import Network
 from ooc.model.lowering.projection import Linear
 from ooc.model.lowering.rectified import Rectified, Sigmoidal, Signs
-from ooc.model.lowering.values import Aggregate, Features, Learnt, Moments, Rowwise, Sum, Value
+from ooc.model.lowering.values import Aggregate, EmbeddingRows, Features, Moments, Rowwise, Sum, Value
 from ooc.stages.schedule import Schedule, is_constant, is_told_by_result
 from ooc.storage.types import NODES, features_name
 
@@ -111,7 +111,7 @@ class Names:
     def _name(self, value: Value) -> str:
         if isinstance(value, Features):
             return features_name(value.space)
-        if isinstance(value, Learnt):
+        if isinstance(value, EmbeddingRows):
             return embedding_name(value.space)
         if isinstance(value, Aggregate) and value.once:
             return self._network.first_aggregation(value.scaling, value.hops)

@@ -35,8 +35,8 @@ from ooc.model.lowering.rectified import ExponentialLinear, Rectified, Sigmoidal
 from ooc.model.lowering.values import (
     Aggregate,
     Dropout,
+    EmbeddingRows,
     Features,
-    Learnt,
     Moments,
     Rowwise,
     Sum,
@@ -49,7 +49,7 @@ V = TypeVar("V", bound=Value)
 def is_constant(value: Value) -> bool:
     """Return whether the value exists before the first stage and throughout: features, their aggregates, an
     embedding."""
-    return isinstance(value, (Features, Learnt)) or (isinstance(value, Aggregate) and value.once)
+    return isinstance(value, (Features, EmbeddingRows)) or (isinstance(value, Aggregate) and value.once)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Schedule:
         self.hops = hops(output)
         for value in self.values:
             self._enter(value)
-        self.learnt = {self.stage[value]: value for value in self.values if isinstance(value, Learnt)}
+        self.learnt = {self.stage[value]: value for value in self.values if isinstance(value, EmbeddingRows)}
         self.last = self.stage[output]
         self.kept: set[Value] = set()
         self.of_constants: set[Value] = set()

@@ -27,8 +27,8 @@ from ooc.model.lowering.values import (
     Dense,
     Detached,
     Dropout,
+    EmbeddingRows,
     Features,
-    Learnt,
     Moments,
     Noise,
     RowFunction,
@@ -190,7 +190,7 @@ class Assembly:
         if columns:
             parts.append(Features(self.next_index(), columns, setting.feature_entries_per_row, space))
         if learnt := setting.embedding_columns.get(space):
-            parts.append(Learnt(self.next_index(), learnt, space))
+            parts.append(EmbeddingRows(self.next_index(), learnt, space))
         x = parts[0]
         if not setting.on_cpu or len(parts) > 1:
             x = self._dense(x)
@@ -530,7 +530,7 @@ def _check_columns(source: Value, columns: int) -> None:
         given = given.source
     if isinstance(given, Features):
         raise ModelError(f"the model takes {columns} features, the store has {source.columns}")
-    if isinstance(given, Learnt):
+    if isinstance(given, EmbeddingRows):
         raise ModelError(f"the model takes {columns} features, the embedding has {source.columns}")
     raise ModelError(f"a linear map of {columns} columns is given {_describe_shape(source)}")
 

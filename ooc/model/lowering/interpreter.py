@@ -828,8 +828,8 @@ class Interpreter:
         for number, result in enumerate(results):
             if not isinstance(result, Value) or len(result.tail) != 1:
                 flat = isinstance(result, Value) and not result.tail
-                told = "a number a node, [N]: give it as [N, 1]" if flat else "not one row of numbers a node"
-                raise ModelError(f"result {number} of forward of {self._name} is {told}")
+                description = "a number a node, [N]: give it as [N, 1]" if flat else "not one row of numbers a node"
+                raise ModelError(f"result {number} of forward of {self._name} is {description}")
         self._assembly.result_columns = tuple(result.columns for result in results)
         return self._assembly.rowwise("the results", lambda *rows: torch.cat(rows, dim=1), results)
 

@@ -21,7 +21,7 @@ from ooc.model.layers.per_edge import Attention, EdgeAggregate, Result
 from ooc.model.lowering.assembly import Assembly, Setting
 from ooc.model.lowering.model_shape import ModelShape
 from ooc.model.lowering.projection import ComputedWeight, Projection
-from ooc.model.lowering.values import Aggregate, Dense, Dropout, Learnt, Moments, Value
+from ooc.model.lowering.values import Aggregate, Dense, Dropout, EmbeddingRows, Moments, Value
 from ooc.plan.cost import aggregating_first_pays, transforming_constants_pays
 from ooc.plan.workload import EdgeData
 
@@ -71,7 +71,7 @@ class Network:
     def learnt(self) -> dict[str, Value]:
         """The embeddings that take part in the output, by node type."""
         found = (*values_of(self.training), *values_of(self.evaluation))
-        return {value.space: value for value in found if isinstance(value, Learnt)}
+        return {value.space: value for value in found if isinstance(value, EmbeddingRows)}
 
     @property
     def depth(self) -> int:
@@ -364,7 +364,8 @@ def _check_embeddings(
 ) -> None:
     """Refuse embeddings if none of them is trained, or if one that takes part in the output is not."""
     spaces, read = (
-        {value.space for value in values_of(output) if isinstance(value, Learnt)} for output in (training, evaluation)
+        {value.space for value in values_of(output) if isinstance(value, EmbeddingRows)}
+        for output in (training, evaluation)
     )
     untrained = (spaces & set(cut_off)) | (read - spaces)
     if setting.embedding_columns and (untrained or not spaces):

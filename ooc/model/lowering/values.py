@@ -171,7 +171,7 @@ class Features(Value):
         self.entries_per_row = entries_per_row
 
 
-class Learnt(Value):
+class EmbeddingRows(Value):
     """Learnt rows with ``columns`` numbers each: an embedding of every node of a type."""
 
     own_trains = True
