@@ -319,11 +319,11 @@ class Interpreter:
         if isinstance(module, GLOBAL_ATTENTIONS) and len(args) == 1 and isinstance(source, OneBatch) and not kwargs:
             return OneBatch(lower_global_attention(module, where, source.rows, assembly))
         others = [a for a in (*args[1:], *kwargs.values()) if a is not None]
-        told = isinstance(module, NORMS) and others == [OneGraph()]
-        if not isinstance(source, Value) or (others and not told):
+        has_batch = isinstance(module, NORMS) and others == [OneGraph()]
+        if not isinstance(source, Value) or (others and not has_batch):
             raise ModelError(f"{where} is called in a way that is not supported")
         if isinstance(module, NORMS):
-            return lower_norm(module, where, source, assembly, told=told)
+            return lower_norm(module, where, source, assembly, has_batch=has_batch)
         if kind is nn.Identity:
             return source
         if kind is nn.Dropout:

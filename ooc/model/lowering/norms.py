@@ -19,11 +19,11 @@ from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.values import Codes, Value
 
 
-def lower_norm(norm: nn.Module, where: str, source: Value, assembly: Assembly, *, told: bool) -> Value:
-    """Return ``norm`` of all rows of ``source`` as one graph. ``told``: it is given a batch, with which PyG's LayerNorm
-    has another ε."""
+def lower_norm(norm: nn.Module, where: str, source: Value, assembly: Assembly, *, has_batch: bool) -> Value:
+    """Return ``norm`` of all rows of ``source`` as one graph. ``has_batch``: it is given a batch, with which PyG's
+    LayerNorm has another ε."""
     if type(norm) is gnn.LayerNorm:
-        return _layer_norm(norm, where, source, assembly, told=told)
+        return _layer_norm(norm, where, source, assembly, has_batch=has_batch)
     lower = _LOWERINGS.get(type(norm))
     if lower is None:
         raise ModelError(f"norm {where} is not supported")
@@ -88,7 +88,7 @@ def _standardise(norm: Any, where: str, source: Value, assembly: Assembly, share
     return found
 
 
-def _layer_norm(norm: Any, where: str, source: Value, assembly: Assembly, *, told: bool) -> Value:
+def _layer_norm(norm: Any, where: str, source: Value, assembly: Assembly, *, has_batch: bool) -> Value:
     if norm.mode == "node":
         return assembly.rowwise(where, lambda x: norm(x), [source], tuple(norm.parameters()))
     if norm.mode != "graph":
@@ -97,7 +97,7 @@ def _layer_norm(norm: Any, where: str, source: Value, assembly: Assembly, *, tol
     def function(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         centre = mean.mean()
         spread = (variance + (mean - centre).square()).mean()
-        if told:
+        if has_batch:
             return _affine((x - centre) / (spread + norm.eps).sqrt(), norm.weight, norm.bias)
         deviation = spread.clamp(min=torch.finfo(x.dtype).tiny).sqrt()  # of no spread: no gradient, as torch's std
         return _affine((x - centre) / (deviation + norm.eps), norm.weight, norm.bias)
@@ -187,7 +187,7 @@ _LOWERINGS: dict[type[nn.Module], Callable[[Any, str, Value, Assembly], Value]] 
     gnn.GraphSizeNorm: lambda norm, where, x, assembly: assembly.sum([(assembly.num_rows(x) ** -0.5, x)]),
 }
 OF_TYPES = (gnn.HeteroBatchNorm, gnn.HeteroLayerNorm)
-"""The norms that are told each row's type."""
+"""The norms that are given each row's type."""
 NORMS: tuple[type[nn.Module], ...] = (*_LOWERINGS, gnn.LayerNorm, gnn.MessageNorm, *OF_TYPES)
 """Norms that are lowered as a whole. DiffGroupNorm is traced instead: it is made of a linear map, a softmax and a
 BatchNorm."""
