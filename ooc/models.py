@@ -73,7 +73,8 @@ class Relational(torch.nn.Module):
                 one: SAGEConv((widths[one[0]], widths[one[2]]), columns, root_weight=roots, bias=roots)
                 for one in relations
             }
-            with warnings.catch_warnings(action="ignore"):  # of types that are no target, which have maps of their own
+            # For node types that are no target, which have separate maps.
+            with warnings.catch_warnings(action="ignore"):
                 self.convs.append(HeteroConv(convs, aggr="sum"))
             alone = types.difference(one[2] for one in relations) if roots else types
             self.alone.append(sorted(alone))

@@ -65,7 +65,7 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
         for argument, value in given.items():
             of = plain.get(argument, (object,))
             if isinstance(value, str) and {Callable, NoneType} <= {*of}:
-                continue  # where one may be left out, others have names, and there is more to say
+                continue  # an optional argument is missing, and the message needs more
             if not isinstance(value, of) or (isinstance(value, str) and Sequence in of and str not in of):
                 types = " or ".join(kind.__name__ for kind in of).replace("NoneType", "None")
                 said = repr(value) if isinstance(value, str | Number) else type(value).__name__
@@ -107,5 +107,5 @@ def did_you_mean_path(path: Path) -> str:
 def _entries(folder: Path) -> list[str]:
     try:
         return [entry.name for entry in folder.iterdir() if not entry.name.startswith(".") and entry.exists()]
-    except OSError:  # no folder, or none of ours
+    except OSError:  # not a folder of ours
         return []

@@ -58,9 +58,9 @@ def ahead(items: Iterable[T], *, name: str, most: int = 1) -> Generator[T]:
             while (item := pool.result(made.popleft())) is not _END:
                 made.append(pool.submit(next, iterator, _END))
                 yield item
-                del item  # Not held while the next is waited for.
+                del item  # Not kept alive while waiting for the next.
         finally:
             for one in made:
                 one.cancel()
             if isinstance(iterator, Generator):
-                pool.submit(iterator.close)  # In the thread whose it is: numpy's errstate goes by that.
+                pool.submit(iterator.close)  # Closed in its own thread, since numpy's errstate is per thread.

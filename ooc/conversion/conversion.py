@@ -130,7 +130,7 @@ def convert(
         raise OptionError(f"{graph.name} has many graphs, whose rows stay together; leave out order='hop'")
     if graph.types is not None:
         check_options(graph, graph.types, options)
-    _divide_budget(graph, budget, ordered=ordered)  # Before anything is made.
+    _divide_budget(graph, budget, ordered=ordered)  # Checked before anything is created.
     check_folder(target.parent)
     for note in graph.notes:
         listener(Note(note))
@@ -202,7 +202,7 @@ def _write_store(
         (prepared := work.scratch / "prepared").mkdir(parents=True, exist_ok=True)
         graph = graph.prepare(prepared, work.listener)
         ids_bytes = sum(one.num_nodes * one.id_bytes for one in graph.nodes_of.values())
-        if ids_bytes:  # Only now it is known how long they are.
+        if ids_bytes:  # Their length is known only now.
             need = disk_bytes(Sizes.of(graph), options, ordered=ordered) + ids_bytes
             check_disk(f"converting {graph.name}", need - work.written_bytes(), work.folder)
     shares, *ordering = _divide_budget(graph, budget, ordered=ordered)
@@ -223,7 +223,7 @@ def _write_graph(graph: Source, store: Path, work: Workplace, *, name: str, opti
     labelled = graph.labelled_type
     folder = store / of_nodes(labelled, "")
     labels = write_labels(graph, folder, dtype=options.dtype, block_rows=shares.label_rows, journal=work.journal)
-    if odd := labels.get("odd"):  # which a conversion that goes on may not have noted
+    if odd := labels.get("odd"):  # a resumed conversion may not have recorded it
         work.listener(Note(f"{graph.name}: {odd}"))
     edges = write_edges(graph, store, work, options=options, shares=shares)
     features: dict[str, Any] = {}

@@ -227,7 +227,7 @@ def coalesced(runs: Iterable[Edges], form: ValueForm, keys_form: KeyForm) -> Ite
 def _cast_sums(keys: Keys, sums: npt.NDArray[np.float64], form: ValueForm, keys_form: KeyForm) -> Edges:
     edges, done = form.ones(keys), 0
     for name, _, width in form.columns:
-        with np.errstate(over="ignore"):  # infinite then
+        with np.errstate(over="ignore"):  # the result is infinite then
             edges[name] = sums[:, done] if width is None else sums[:, done : done + width]
         done += width or 1
     fits = np.isfinite(form.wide(edges)).all(axis=1)
@@ -252,7 +252,7 @@ def _is_first_of_key(keys: Keys, last: int | None) -> npt.NDArray[np.bool_]:
 def with_self_loops(runs: Iterable[Edges], form: KeyForm, values: ValueForm) -> Iterator[Edges]:
     """Yield ``runs`` with a self-loop added for every node that has none, with data 1, as PyG's
     add_remaining_self_loops."""
-    node = 0  # The first still to be seen to.
+    node = 0  # The first node not handled yet.
     for run in chain(filter(len, runs), [values.ones(np.empty(0, dtype=np.uint64))]):
         keys = keys_of(run)
         # Loops up to the run's last key belong here; later ones may still come in later runs.

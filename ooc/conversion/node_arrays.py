@@ -70,7 +70,8 @@ def write_labels(source: Source, store: Path, *, dtype: str, block_rows: int, jo
             incomplete += int(task.incomplete(block.y).sum())
         if y.rows != count:
             raise SourceError(f"{source.name} has labels of {y.rows} {source.labelled}s, not of {count}")
-        drawn = str(source.description.get("split", "")).startswith(USUAL_SPLIT)  # else nodes without are left out
+        # Otherwise unlabelled nodes are left out.
+        drawn = str(source.description.get("split", "")).startswith(USUAL_SPLIT)
         if of_signs and (least, largest) == (-1, 1) and (drawn or task is Task.MULTILABEL):
             raise SourceError(
                 f"{source.name} has no other labels than 1 and -1, of which -1 (or NaN) is no label: give 0 and 1 for "

@@ -236,7 +236,7 @@ def workplace(
         except OSError as error:
             raise _write_error(error, folder) from error
         finally:
-            if not keep:  # The journal goes last: until then it can be told what the rest is.
+            if not keep:  # The journal is removed last, since it identifies the rest.
                 for entry in (folder / _OLD, folder / _STORE, folder / _SCRATCH, folder):
                     rmtree(entry, ignore_errors=True)
 

@@ -362,7 +362,7 @@ def write_direction(
     sizes = {"capacity": shares.sort_keys, "block": shares.edges, "workers": shares.sort_workers}
     sorter = Sorter(scratch, buckets, values.dtype, **sizes)
     with reported(listener, f"writing {stage}", most, "edges") as advance:
-        with closing(sorter.runs()) as ascending:  # Its threads end here, however this ends.
+        with closing(sorter.runs()) as ascending:  # Ends its threads in any case.
             runs = cut(ascending, shares.edges)
             if drop_duplicates:
                 runs = coalesced(runs, values, form) if values.columns else distinct(runs)

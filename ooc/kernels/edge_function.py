@@ -169,7 +169,7 @@ def pull_source_gradients(edges: EdgeMessages, *, source_RW: Tensor, target_NP: 
         given = piece.spread(source_RW[piece.rows]).requires_grad_(), target_EV, term_ET
         (d_source_EW,) = _gradients(edges, piece, given, upstream_E, Direction.OUT)
         out_RW[piece.rows] += piece.sums(d_source_EW)
-        del target_EV, upstream_E, term_ET, given, d_source_EW  # before there are those of the next edges
+        del target_EV, upstream_E, term_ET, given, d_source_EW  # freed before the next edges' rows exist
     return out_RW
 
 
@@ -191,7 +191,7 @@ def pull_target_gradients(
         out_RV[piece.rows] += piece.sums(d_target_EV)
         if map_RM is not None and terms is not None and features_EK is not None:
             terms.add_map_gradient(piece, features_EK, d_term_ET[0], map_RM)
-        del features_EK, term_ET, given, upstream_E, d_target_EV, d_term_ET  # before there are those of the next edges
+        del features_EK, term_ET, given, upstream_E, d_target_EV, d_term_ET  # freed before the next edges' rows exist
     return out_RV, map_RM
 
 

@@ -34,7 +34,7 @@ def in_fixed_order(place: torch.device, where: str) -> Iterator[None]:
         return
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     fills = _MEMORY.fill_uninitialized_memory
-    # cuBLAS is asked for workspaces that are the same every time; torch, which has them set aside by stream, insists.
+    # Torch requires fixed cuBLAS workspaces for determinism, since it keeps them by stream.
     os.environ.setdefault(_WORKSPACE_VARIABLE, ":4096:8")
     torch.use_deterministic_algorithms(True)
     _MEMORY.fill_uninitialized_memory = False

@@ -162,7 +162,7 @@ def pull_sources(gat: GatHeads, tile: TileEdges, *, target_NS: Tensor, source_RS
 def _weighted_sums(gat: GatHeads, piece: Piece, matrix_NHTK: Tensor, weights: list[Tensor]) -> list[Tensor]:
     """Return Σ weight · neighbour's row over every row's edges, head by head [R, H, T, K], for each of several weights
     [E, H]."""
-    if gat.negative_slope is None:  # of one head, so that no row is copied
+    if gat.negative_slope is None:  # one head at a time, so that no row is copied
         one_head_NS = matrix_NHTK.view(len(matrix_NHTK), -1)
         sums = [pull(one_head_NS, piece.neighbours_E, piece.offsets_R1, weight_E1[:, 0]) for weight_E1 in weights]
     else:

@@ -123,7 +123,7 @@ def runs(tile: TileEdges, most: int | None = None, *, pads: bool = False) -> Ite
 
 def _runs(tile: TileEdges, most: int | None) -> Iterator[TileEdges]:
     most = min(most or EDGES_AT_ONCE_ON_DEVICE, edges_at_once(tile.indices_E.device))
-    if tile.indices_E.shape[0] <= most:  # without asking a device
+    if tile.indices_E.shape[0] <= most:  # without waiting for a device
         yield tile
         return
     offsets = tile.offsets_R1.cpu().numpy()

@@ -55,7 +55,7 @@ class SparseRows:
         counts_R = self.offsets_R1.diff().long()
         rows_R = torch.arange(0, self.rows * self.width, self.width, device=out_RF.device)
         place_E = torch.repeat_interleave(rows_R, counts_R, output_size=len(self.columns_E))
-        place_E += self.columns_E.clamp(0, self.width - 1)  # a device finds later that it is damaged
+        place_E += self.columns_E.clamp(0, self.width - 1)  # a device finds damage later
         out_RF.view(-1)[place_E] = self.values_E
         return out_RF
 

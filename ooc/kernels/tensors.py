@@ -55,7 +55,7 @@ def pull(source_NW: Tensor, indices_E: Tensor, offsets_R1: Tensor, weight_E: Ten
     """
     if indices_E.numel() == 0:
         return source_NW.new_zeros(offsets_R1.numel() - 1, source_NW.shape[1])
-    # Not by way of torch.nn.functional, whose checks take as long as a small tile's sum.
+    # Not through torch.nn.functional, whose checks take as long as a small tile's sum.
     return torch.embedding_bag(source_NW, indices_E, offsets_R1, False, _SUM_MODE, False, weight_E, True)[0]
 
 

@@ -454,7 +454,7 @@ def _row_scaling(
             if basic.weighted
             else _count_degrees(store, side, into, start, self_term=fill is not None)
         )
-        if basic in LAPLACIANS and not basic.weighted:  # to make self-loops one takes one more than to make them none
+        if basic in LAPLACIANS and not basic.weighted:  # setting self-loops to one adds one more than removing them
             loop = loop - 1
             degree = degree + loop
         if own is not None:

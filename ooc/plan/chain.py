@@ -131,7 +131,7 @@ def _list_fates(item: Saved, hardware: Hardware) -> Iterator[_ItemFate]:
     yield _ItemFate(Fate.DEVICE if on_device else Fate.HOST, size, 0, item.kept_bytes, 0, seconds())
     if not size:
         return
-    landing = size if on_device else 0  # it comes by way of the host
+    landing = size if on_device else 0  # it comes through the host
     if on_device:
         yield _ItemFate(Fate.HOST, 0, size, item.away_bytes, 0, seconds(wire=size))
     yield _ItemFate(Fate.SSD, 0, 0, item.away_bytes, landing, seconds(ssd=size, wire=landing))

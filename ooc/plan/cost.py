@@ -145,7 +145,7 @@ class Computing(NamedTuple):
             return max(self.shared_s, self.alone_s)
         threads = workload.threads
         together_s = self.shared_s * max(1.0, hardware.threads / threads) + self.alone_s / threads
-        if self.tasks and tasks_are_few(self.tasks, threads):  # none: of a type that another process computes
+        if self.tasks and tasks_are_few(self.tasks, threads):  # none: another process computes this type
             together_s *= threads / (_BUSY_BY_TASK * self.tasks)
         return max(self.alone_s, together_s)
 
@@ -237,7 +237,7 @@ def _edge_work_seconds(kind: PerEdge, portion: Portion, of: int, workload: Workl
     slabs, rest = divmod(groups, slab_groups)
     heads = slabs * kind.heads(slab_groups) + kind.heads(rest)
     work, rate = kind.work, hardware.processor.stream_bytes_per_s
-    if not kind.opaque:  # of which operators stream what they make of edges
+    if not kind.opaque:  # their operators stream per-edge results
         rate = hardware.processor.computed_bytes_per_s or rate
     if work is None:
         return edges * kind.bytes_per_edge * heads / kind.heads(kind.groups) / rate

@@ -76,7 +76,7 @@ def forecast_traffic(
     moved.sort(key=lambda m: (m[0], m[2] is Use.WRITE))
     over_pcie = [(steps[step].at, block, use) for step, block, use in moved]
     room = room_between_uses(host_frames) // (coarseness * joined)
-    if len({block for _, block, _ in moved}) <= room:  # the host keeps them all, epoch after epoch
+    if len({block for _, block, _ in moved}) <= room:  # the host keeps all of them across epochs
         return _sum_by_pass([], over_pcie, len(passes), blocks)
     used = spans_of([Span(i, i, block, use) for i, (_, block, use) in enumerate(moved)])
     below = Uses(used, len(used), [room] * len(used), blocks.lasts, cyclic=True, spare_writes=layout.spare_writes)
@@ -191,7 +191,7 @@ def pass_seconds(item: Pass, layout: Layout, workload: Workload, hardware: Hardw
                 pcie_seconds(hardware, to_device_bytes=min(slabs_bytes, moved.to_device_bytes), to_host_bytes=0),
             )
     computing = seconds_of_computing(item, layout, workload, hardware)
-    if not hardware.has_device_memory:  # there a thread looks at blocks which computes nothing
+    if not hardware.has_device_memory:  # a separate thread checks blocks there
         computing += hardware.moving_s(read_bytes + write_bytes, (read_bytes + write_bytes) / layout.frame_bytes)
     moving = ssd_seconds(hardware, read_bytes=read_bytes, write_bytes=write_bytes, request_bytes=layout.frame_bytes)
     over_pcie = pcie_seconds(hardware, to_device_bytes=moved.to_device_bytes, to_host_bytes=moved.to_host_bytes)

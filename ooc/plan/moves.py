@@ -84,7 +84,7 @@ class Moves:
             yield partial(self.cuts, group), 0.0
             yield partial(self.direct, group), 0.0
             yield partial(self.shard, group), TIE
-            if self.on_device:  # not on the CPU, which computes longer than it moves blocks: no epoch became shorter
+            if self.on_device:  # not on the CPU, which computes longer than it moves blocks: no epoch improved
                 yield partial(self.overlap_last, group), TIE
         yield from ((kind, 0.0) for kind in (self.spills, self.buckets, self.parts, self.tall_pulls, self.heights_of))
         if self.on_device:
@@ -208,7 +208,7 @@ class Moves:
             [Beginning(_LAST_STEPS, direct, 1 << power) for power, direct in product(powers[1:], either)],
             [Beginning(_LAST_STEPS, direct, 1 << power, alone=True) for power, direct in product(powers, either)],
         ]
-        buckets = dict.fromkeys((frozenset[str](), self.bucketable))  # which have to be counted first
+        buckets = dict.fromkeys((frozenset[str](), self.bucketable))  # their entries have to be counted first
         every = product(kinds[:2] if self.on_device else kinds, buckets)
         return [one._replace(bucketed=bucketed) for kind, bucketed in every for one in kind]
 
@@ -219,7 +219,7 @@ class Moves:
         graphs."""
         known, limits, spare_writes = self.workload.leanest, self.limits, self.problem.most_written is not None
         asked = height, *beginning[1:], spare_writes, self.on_device, limits.slab_columns, limits.exchange
-        found = known.get(asked, -1)  # or than how much it is more
+        found = known.get(asked, -1)  # or than the increase
         if not isinstance(found, Choice) and found < most:
             found = known[asked] = self._minimum_memory(height, beginning, most) or most
         return (found, self.problem.layout(found)) if isinstance(found, Choice) else None
@@ -227,7 +227,7 @@ class Moves:
     def _minimum_memory(self, height: int, beginning: Beginning, limit: float) -> Choice | None:
         _, direct, parts, alone, bucketed = beginning
         widest = max(self.sources.values(), default=1)
-        of_frame = -(-widest // parts)  # in a slab of which a step fills a frame
+        of_frame = -(-widest // parts)  # a step fills a frame with one of its slabs
         few = [width for width in _FEW_COLUMNS if not self.on_device or width & (width - 1) == 0]
         narrow = (min(width, widest) for width in (*few, max(NARROW_COLUMNS, of_frame)))
         widths = [width for width, _ in groupby(narrow)]
@@ -273,7 +273,7 @@ class Moves:
         things: one gathered source (whole or a slab) with the sums it is added to, or one block of each slab that a
         stage loads and stores."""
         work, cuts = self.workload, choice.cuts
-        if self.limits.exchange is ExchangeForm.COLUMNS:  # of some slabs a process has its own rows alone
+        if self.limits.exchange is ExchangeForm.COLUMNS:  # of some slabs a process has only its own rows
             return 0
         widths, frame_bytes = widths_and_frame_bytes(work, choice)
         nbytes = {name: work.matrices[name].rows * widths[name] * work.matrices[name].itemsize for name in cuts}
@@ -290,7 +290,7 @@ class Moves:
             names, pull = {*stage.loads}.difference(whole).union({*stage.stores}.difference(direct)), stage.pull
             blocks = 0
             if pull is not None and pull.source not in whole:
-                blocks = slabs[pull.source] * (pull.source not in choice.bucketed)  # of what is pulled
+                blocks = slabs[pull.source] * (pull.source not in choice.bucketed)  # bytes of what is pulled
                 names.discard(pull.kept or "")
             most = max(most, blocks + sum(slabs[name] for name in names))
         frames_bytes = (1 if choice.alone else STEPS_AT_ONCE) * most * frame_bytes

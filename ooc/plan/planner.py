@@ -124,7 +124,7 @@ def _descend(kept: State) -> State:
         return kept
     added_s, nbytes = _added_seconds(kept), kept.problem.kept_bytes
     promising = [stage for stage in _order_by_seconds_per_byte(kept, added_s) if added_s[stage] < kept.waiting_s]
-    # Others pay only if what then has their memory is moved no longer, which greedy sets tell.
+    # Other sets pay only if the freed memory avoids moves, as greedy sets show.
     sparing = [stage for stage in nbytes if added_s[stage] < min(kept.waiting_s, _moving_s(kept, nbytes[stage]))]
     best, tried, is_limited = kept, {NOTHING}, kept.problem.limits.ssd_write_bytes is not None
     for start in (_grow_greedily(kept, promising), NOTHING) if promising else ():
@@ -137,11 +137,11 @@ def _descend(kept: State) -> State:
                 like = problem.state(problem.adapt_choice(kept.choice))
                 if problem.recomputed != start and (like is None or like.seconds >= (1 + _MARGIN) * best.seconds):
                     continue
-                # The whole search takes several times as long, and is for the best of them alone.
+                # The full search takes several times as long and is run for the best set only.
                 other = _solve_within_limit(problem) if like is None or is_limited else descend(like)
                 if other is not None and other.seconds < (1 - TIE) * best.seconds:
                     best, centre = other, problem.recomputed
-    if best is kept or is_limited:  # which has been planned from the ground
+    if best is kept or is_limited:  # already planned in full
         return best
     anew = _solve_within_limit(replace(best.problem))
     return best if anew is None or anew.seconds >= best.seconds else anew
@@ -214,7 +214,7 @@ def _reduce_writes(kept: State) -> State:
     """Return the fastest state that keeps the limit on bytes written, for use where ``kept``, which recomputes nothing,
     exceeds it."""
     stages = list(kept.problem.kept_bytes)
-    if len(stages) > _FEW_STAGES:  # those that greed leads to, else every set
+    if len(stages) > _FEW_STAGES:  # the greedy sets, or every set
         order = _order_by_seconds_per_byte(kept, _added_seconds(kept))
         tried = [frozenset(order[: n + 1]) for n in range(len(order))]
     else:

@@ -139,7 +139,7 @@ class Problem:
         shapes, found = [None, *map(shape, stages)], dict[int, Hashable]()
         for kept in self.workload.kept:
             at = next((at for at, one in enumerate(stages) if kept.matrices[0] in one.writes), -1)
-            found[kept.stage] = shapes[at], shapes[at + 1]  # what is gathered comes of the stage before
+            found[kept.stage] = shapes[at], shapes[at + 1]  # gathered rows come from the stage before
         return found
 
     # ---- cost ----------------------------------------------------------------------------------------------

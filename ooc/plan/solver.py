@@ -51,7 +51,7 @@ def solve(problem: Problem) -> State:
     least = _least_memory(moves)
     best = min(map(descend, (least, *_taller_states(moves, least), *_finer_states(least))), key=lambda one: one.score)
     if problem.limits.slab_columns is None:
-        for name in problem.sources:  # of those of one shape there may be memory to hold one whole
+        for name in problem.sources:  # there may be memory to hold one of equal shape as a whole
             best = _best_improvement(best, [replace(best.choice, cuts={**best.choice.cuts, name: WHOLE})])
     return best
 
@@ -174,7 +174,7 @@ def from_one_width(first: State) -> State | None:
     help."""
     if first.problem.limits.slab_columns is not None:
         return None
-    problem = replace(first.problem)  # of which nothing has been tried
+    problem = replace(first.problem)  # nothing of it has been tried
     tried = filter(None, map(problem.state, Moves(problem).of_one_width(first.choice)))
     best = min(tried, key=lambda one: one.score, default=None)
     return None if best is None else descend(best)
@@ -196,7 +196,7 @@ def simulated_best(*found: State) -> State:
         return best
     ends = [*found, *filter(None, map(from_one_width, found))]
     for one in ends:
-        if one.seconds < (1 - TIE) * best.seconds:  # else the first descent's end stands
+        if one.seconds < (1 - TIE) * best.seconds:  # otherwise keep the first descent's result
             best = one
     steps = _count_steps(best)
     if 2 * steps > _SIMULATED_STEPS:
@@ -210,7 +210,8 @@ def simulated_best(*found: State) -> State:
             steps += _count_steps(one)
     best = min(simulated, key=lambda one: one.simulated_s)
     moves, at, since, steps = Moves(best.problem), 0, 0, 0
-    while since < len(steps_on := moves.of_one_source(best.choice)):  # none of these is shorter, else the next one's
+    # Only if none of these is shorter, try the next ones.
+    while since < len(steps_on := moves.of_one_source(best.choice)):
         other = best.problem.state(steps_on[at % len(steps_on)])
         at, since = at + 1, since + 1
         if other is not None and steps < _SIMULATED_STEPS and _layout_identity(other) not in tried:

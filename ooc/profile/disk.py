@@ -69,7 +69,7 @@ class _Probe:
         return Disk(
             read_bytes_per_s=Curve(reads),
             write_bytes_per_s=Curve(writes),
-            # Requests both ways take turns at the worst: more than the slower way alone is never taken away.
+            # At worst, requests of both directions alternate; more than the slower one is never lost.
             both_ways_bytes_per_s=max(both, min(reads[-1][1], writes[-1][1])),
             latency_s=READ_SIZES[0] / self._rate(READ_SIZES[0], 1, 1.0),
         )

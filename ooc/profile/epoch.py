@@ -60,7 +60,7 @@ def measure_epoch(folder: Path, *, threads: int, cores: int) -> EpochTimes:
             stack.callback(epochs[-1].close)
             epochs[-1].run()  # fills the memory
         while not all(settled(epoch.rounds, most=_MOST_ROUNDS) for epoch in epochs):
-            for epoch in epochs:  # taking turns, so that whoever else computes here does no harm to one of them alone
+            for epoch in epochs:  # alternating, so that other load affects both alike
                 epoch.rounds.append(epoch.run())
     short, tall, memory, disk, larger = epochs
     per_step = max(0.0, (short.least.cpu_s - tall.least.cpu_s) / (short.steps - tall.steps))
@@ -112,7 +112,7 @@ class _Epoch:
         self.blocks = max(1, (plan.ssd_read_bytes + plan.ssd_write_bytes) // plan.frame_bytes)
         self.rounds: list[Round] = []
         self._steps = [Step(stage, partial(compute, stage)) for stage in stages]
-        # Without edges and matrices of a store, the store is asked for nothing but its folder.
+        # Without edges and matrices, only the store's folder is used.
         store: Any = SimpleNamespace(path=folder, held=nullcontext)
         found: dict[str, Any] = {"store": store, "arrays": {}, "rows": GraphRows(), "spill_dir": folder}
         found |= {"dtype": rows.dtype, "spill_dtype": rows.dtype, "threads": threads}

@@ -89,7 +89,7 @@ def _pull_seconds(bench: Bench, memory: Tensor, row_bytes: int, degree: int) -> 
     indices = (ranks * 7919 % len(source)).int()
     rows = _TILE_ROWS if memory.device.type == "cpu" else edges // degree
     offsets_R1 = torch.arange(rows + 1, dtype=torch.int32) * degree
-    parts_P2 = torch.from_numpy(long_parts(offsets_R1.numpy())).to(memory.device)  # as training has it at hand
+    parts_P2 = torch.from_numpy(long_parts(offsets_R1.numpy())).to(memory.device)  # as in training
     tile = TileEdges(indices, offsets_R1.to(memory.device), 0, len(source), parts_P2=parts_P2)
     sums = pulls_for(source).sums
 

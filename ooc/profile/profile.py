@@ -166,7 +166,7 @@ def _measured_processor(bench: Bench, epoch: EpochTimes) -> Processor:
             small, middling = (pool[: int(share * cache) // 4] for share in (_NEAR_SHARE, _MIDDLING_SHARE))
             near = processor.pull_times(bench, small)
             cache = max(small.nbytes, processor.kept_in_cache_bytes(bench, middling, near, far))
-        if bench.device.type == "cpu":  # of rows that lie in the cache, however large that says it is
+        if bench.device.type == "cpu":  # rows that fit the real cache, whatever size is reported
             part = pool[: int(_NEAR_SHARE * min(max(cache, _LEAST_CACHE_BYTES), pool.nbytes)) // 4]
             computed = processor.computed_bytes_per_s(bench, part, far if near is None else near, operator_s)
         between = _BETWEEN_OPERATORS if bench.device.type == "cuda" else 1

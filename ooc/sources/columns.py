@@ -275,7 +275,7 @@ class NodeTables:
         if said:
             return said
         others = self._without_role(table)
-        # A column called val or test alone may be any number.
+        # Without train, a column called val or test may be anything.
         members = "train" in map(_split_marked, others)
         return tuple(name for name in others if name.lower() == "split" or (members and _split_marked(name)))
 
@@ -289,7 +289,7 @@ class NodeTables:
         found = usual_column(table, LABEL, _LABEL_NAMES, roles)
         if found is not None:
             return (found,)
-        # The one column of words that is nothing else.
+        # The only column of words without another role.
         other, kinds = {self._id_column(table), *self._split_names(table)}, table.kinds()
         words = [name for name in self._without_role(table) if name not in other and kinds[name] in _TEXT_KINDS]
         return tuple(words) if len(words) == 1 else ()

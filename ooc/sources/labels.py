@@ -243,7 +243,7 @@ class NodeList:
         found = np.unique(ids.astype(np.int64))
         if len(found) and not (found[0] >= 0 and found[-1] < nodes):
             raise SourceError(f"{name} names the node {found[0 if found[0] < 0 else -1]} of {nodes}")
-        if len(found) < ids.size:  # a program that indexes by the list would count its loss as often
+        if len(found) < ids.size:  # a program that indexes by the list would count it several times
             ascending = np.sort(ids, axis=None)
             again = ascending[1:][ascending[1:] == ascending[:-1]][0]
             raise SourceError(f"{name} names the node {again} several times; give np.unique of it")
@@ -303,7 +303,7 @@ def random_split(nodes: int, text: str) -> tuple[Split, str]:
     train, valid = round(_RANDOM_TRAIN * nodes), round((_RANDOM_TRAIN + _RANDOM_VALID) * nodes)
 
     def members(start: int, stop: int) -> tuple[Mask, ...]:
-        if stop > nodes:  # The order is of these alone.
+        if stop > nodes:  # The order covers only these.
             raise SourceError(f"there are labels of more than the {nodes} nodes or graphs that there are")
         place = shuffle.place_of(np.arange(start, stop, dtype=np.int64))
         return place < train, (place >= train) & (place < valid), place >= valid

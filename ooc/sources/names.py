@@ -232,5 +232,5 @@ def _fetch(dataset: Dataset, files: list[Published], served: "list[Served]", roo
     for file in dataset.files:
         if file.unpacked is not None:
             unpack(root / file.path, root / file.unpacked, listener=listener)
-            if file in files:  # What somebody else put there stays.
+            if file in files:  # Files from elsewhere stay.
                 (root / file.path).unlink()

@@ -156,7 +156,7 @@ def collect(blocks: Iterable[AnyArray], path: Path, *, limit_bytes: int) -> IdFi
     for ids in map(distinct_ids, filter(len, blocks)):
         waiting.append(ids)
         taken += _held_bytes(ids)
-        # As many wait as are held, so that every id is merged few times.
+        # As many runs wait as are held, so that every id is merged few times.
         if held is None or sum(map(len, waiting)) > len(held):
             held, waiting = distinct_ids(np.concatenate([*waiting, *([] if held is None else [held])])), []
             taken = _held_bytes(held)
@@ -195,7 +195,7 @@ def _merge(runs: list[IdFile], limit_bytes: int) -> Iterator[AnyArray]:
     streams = [run.blocks(size) for run in runs]
     heads = [next(stream) for stream in streams]
     while heads:
-        # Up to there nothing can come any more that is not in the blocks at hand.
+        # No later block can contain ids up to there.
         stop = np.sort(np.concatenate([head[-1:] for head in heads]))[:1]
         places = [int(np.searchsorted(head, stop, side="right")[0]) for head in heads]
         yield distinct_ids(np.concatenate([head[:at] for head, at in zip(heads, places, strict=True)]))
@@ -219,7 +219,7 @@ KEY_BYTES = 16
 NODE_BYTES = 80
 """Bytes of memory for each node whose key is held: the key, its hash and the node's number, and all again while
 sorting."""
-_HASHED = b"\xff"  # No byte of UTF-8.
+_HASHED = b"\xff"  # A byte that UTF-8 never uses.
 _FAN_OUT_BITS = 7
 _FAN_OUT = 1 << _FAN_OUT_BITS
 _LEVELS = 64 // _FAN_OUT_BITS
@@ -415,7 +415,7 @@ class _DiskJoin:
             for some_nodes, some_ends in zip(node_parts, end_parts, strict=True):
                 self._match(some_nodes, some_ends, level + 1)
             return
-        # So many of one hash are of one key, of which the first ones tell.
+        # So many of one hash share one key; the first ones are enough.
         first = next(nodes.blocks(self._most_nodes), np.empty((0, 3), dtype=np.uint64))
         table = _NodeTable(first)
         if table.duplicate is not None:

@@ -230,7 +230,7 @@ class _TypeNumbering:
             try:
                 return self._numbered(texts=False)
             except NoWholeNumber as error:  # Only the first rows looked like numbers.
-                if ids is None:  # A mistake would make a node of its own.
+                if ids is None:  # A mistyped id would become a separate node.
                     raise SourceError(f"{error}; ids some of which are texts need a table of nodes with them") from None
         return self._numbered(texts=True)
 

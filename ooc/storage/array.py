@@ -69,7 +69,7 @@ def whole_numbers_rounded(stored: AnyArray, given: AnyArray) -> npt.NDArray[np.b
     found, height = np.zeros(given.shape, dtype=np.bool_), max(1, _COMPARED_NUMBERS * len(given) // max(1, given.size))
     for start in range(0, len(given), height):
         some = slice(start, start + height)
-        with np.errstate(invalid="ignore"):  # past the type: another number then
+        with np.errstate(invalid="ignore"):  # out of the dtype's range
             found[some] = stored[some].astype(given.dtype) != given[some]
     return found if found.any() else None
 
@@ -209,7 +209,7 @@ class Array:
         return result
 
     def _read_extent(self, extent: Extent, out: npt.NDArray[np.uint8]) -> None:
-        # Without waiting for who writes to it, should a pipe be in a file's place.
+        # Without blocking on a pipe in the file's place.
         opener = lambda path, flags: os.open(path, flags | os.O_NONBLOCK)  # noqa: E731
         done, chunk = 0, f"{self.name}: chunk {extent.path}"
         with (
@@ -277,7 +277,7 @@ def open_array(group_path: Path, name: str) -> Array:
         raise StoreError(f"the store {group_path} has no array {name!r}") from error
     except (MemoryError, StoreError):
         raise
-    except Exception as error:  # whatever zarr makes of a document that it cannot understand
+    except Exception as error:  # zarr may raise anything for an invalid document
         raise damaged(path, error) from error
     if not plain:
         raise StoreError(f"{path / METADATA_FILE} describes an array that is not stored as raw rows")
@@ -364,7 +364,7 @@ def open_alone(path: Path, *, wait: bool = True) -> BinaryIO:
         try:
             lock(file.fileno(), wait=wait)
             with contextlib.suppress(FileNotFoundError):
-                if path.samefile(f"/proc/self/fd/{file.fileno()}"):  # not one that has been renamed since
+                if path.samefile(f"/proc/self/fd/{file.fileno()}"):  # and not a file that has been renamed since
                     file.truncate()
                     return file
         except BaseException:

@@ -80,7 +80,7 @@ class SparseArray(Array):
     def read(self, start: int = 0, stop: int | None = None) -> AnyArray:
         try:
             return self.read_entries(start, self.shape[0] if stop is None else stop).dense(self.columns)
-        except (ValueError, IndexError) as error:  # a store's own numbers do not fit one another
+        except (ValueError, IndexError) as error:  # the store's numbers are inconsistent
             raise StoreError(f"{self.path} is damaged: {error} (ooc verify finds more)") from error
 
     def checksums(self) -> npt.NDArray[np.uint32]:

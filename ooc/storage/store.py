@@ -166,7 +166,7 @@ class Store:
         try:
             yield
         except OocError:
-            self.check_unreplaced()  # then that is the reason
+            self.check_unreplaced()  # then the replacement is the reason
             raise
         self.check_unreplaced()
 
@@ -178,7 +178,7 @@ class Store:
         """
         descriptor = -1
         try:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # the check says it
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # the check reports it
                 descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self.check_unreplaced()
             yield
@@ -392,7 +392,7 @@ def open_store(path: str | Path) -> Store:
     if not isinstance(path, str | Path):
         raise StoreError(f"a {type(path).__name__} is no path of a store; ooc.convert(data, 'my.ooc') makes one")
     path = Path(path)
-    identity = _identity(path)  # before anything is read: what replaces the store meanwhile is told apart
+    identity = _identity(path)  # taken before anything is read, to detect a replacement meanwhile
     attributes = _read_attributes(path)
     try:
         version = attributes["ooc_format"]
@@ -426,7 +426,7 @@ def open_store(path: str | Path) -> Store:
 def write_groups(path: Path, attributes: dict[str, Any]) -> None:
     """Write the metadata of all groups of the store with these attributes at the folder ``path``, its own last."""
     names = [array_path(attributes, name) for name in array_shapes(attributes)]
-    names += map(features_name, Types.of_any(attributes).nodes)  # of which some may have no array
+    names += map(features_name, Types.of_any(attributes).nodes)  # some of these may have no array
     for group in {parent for name in names for parent in PurePath(name).parents if parent.name}:
         write_group(path / group, {})
     write_group(path, attributes)
@@ -450,7 +450,7 @@ def _read_attributes(path: Path) -> dict[str, Any]:
         attributes = read_group(path)
     except (MemoryError, StoreError):
         raise
-    except Exception as error:  # whatever zarr makes of a document that it cannot understand
+    except Exception as error:  # zarr may raise anything for an invalid document
         raise damaged(path, error) from error
     if "ooc_format" not in attributes:
         raise StoreError(f"{path} is a Zarr group, but no store made by ooc convert")

@@ -32,7 +32,7 @@ def verify(store: Store, listener: Listener = ignore) -> list[str]:
     """
     with store.unreplaced():
         if problems := _check_chunks(store, listener):
-            return problems  # What follows would read the damaged arrays and say it all again.
+            return problems  # Further checks would report the same damage again.
         problems = _check_nodes(store, listener)
         for kind in store.parts.nodes:
             problems += _check_features(store, features_name(kind), listener)

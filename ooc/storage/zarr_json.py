@@ -44,7 +44,7 @@ def _document(path: Path) -> dict[str, Any]:
     Raises FileNotFoundError where there is none, StoreError where it cannot be read, ValueError where it is another
     one.
     """
-    if not (file := path / METADATA_FILE).is_file():  # a pipe would be waited for
+    if not (file := path / METADATA_FILE).is_file():  # opening a pipe would block
         raise FileNotFoundError(file)
     with as_error(StoreError, f"{file} cannot be read"):
         if file.stat().st_size > _MOST_BYTES:

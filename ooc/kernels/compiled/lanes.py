@@ -195,7 +195,7 @@ def load_side_by_side(_, matrix, row, column, limit):
                 found.append(_read(builder, matrix, place, None))
                 continue
             before = builder.block
-            # A load whose mask has none of the lanes waits for memory all the same.
+            # A load with an empty mask waits for memory all the same.
             with builder.if_then(builder.icmp_signed("<", at, limit), likely=True):
                 read = _read(builder, matrix, place, _mask(builder, at, limit, lanes.count))
                 within = builder.block
@@ -397,7 +397,7 @@ def exp(builder, value):
     the largest power for larger arguments."""
     kind, is_single = value.type, isinstance(value.type.element, ir.FloatType)
     least, most = (_constant(end, kind) for end in ((-87.25, 88.375) if is_single else (-708.25, 709.0)))
-    # What has no bits for fractions, and is so large that what is added to it is rounded to whole numbers.
+    # A number so large that adding to it rounds to integers.
     shift = _constant(1.5 * 2**23 if is_single else 1.5 * 2**52, kind)
     # ln 2 in two parts: the first has zeros behind, so that a whole number of it is exact.
     high, low = (0.693359375, -2.12194440e-4) if is_single else (0.6931471803691238, 1.9082149292705877e-10)
@@ -473,7 +473,7 @@ def totals(_, lanes):
                 [part * size + which * size // 2 + at for part in range(sums) for at in range(size // 2)],
             )
 
-        while size > 1:  # of a vector, so many lanes of one sum after the other
+        while size > 1:  # lanes of a vector per sum, one sum after another
             pairs = list(zip(vectors[::2], vectors[1::2], strict=False)) or [(vectors[0], vectors[0])]
             parts_then = parts * min(2, len(vectors))
             vectors = [builder.fadd(half(*pair, 0), half(*pair, 1)) for pair in pairs]

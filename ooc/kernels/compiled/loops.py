@@ -46,7 +46,7 @@ class _Index(IndexDataCacheFile):
         try:
             return super()._load_index()
         except (AttributeError, ImportError, EOFError, pickle.UnpicklingError):
-            return {}  # another version's, of types that are there no longer, or a part of one
+            return {}  # from another version, with missing types, or truncated
 
 
 class _Cache(FunctionCache):
@@ -69,7 +69,7 @@ arguments."""
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``loop`` compiled, once, to be kept in numba's cache. Other threads run beside it."""
     dispatcher: Any = njit(**_OPTIONS)(function)
-    with suppress(RuntimeError):  # where no folder can be written to, every process compiles for itself
+    with suppress(RuntimeError):  # without a writable folder every process compiles by itself
         dispatcher._cache = _Cache(function)
         dispatcher.compile = _by_one_process(dispatcher.compile, dispatcher._cache.lock_path)
     return cast(Callable[..., Any], dispatcher)
@@ -81,8 +81,8 @@ def _by_one_process(compile_loop: Callable[[Any], Any], lock_path: Path) -> Call
 
     def compile_alone(signature: Any) -> Any:
         with ExitStack() as held:
-            with suppress(OSError):  # where files cannot be locked, each compiles for itself
-                # Not flock, which children hold, too, that are forked meanwhile.
+            with suppress(OSError):  # without file locks every process compiles by itself
+                # Not flock: children forked meanwhile would hold it, too.
                 fcntl.lockf(held.enter_context(lock_path.open("w")), fcntl.LOCK_EX)
             return compile_loop(signature)
 

@@ -42,7 +42,8 @@ def pull_tile(
     least = of_any if width * source_NW.itemsize % (NBYTES // 2) else of_lines
     is_wide = source_NW.is_contiguous() and width >= least
     adds = tile.self_loops is SelfLoops.EXACTLY_ONE
-    twice = own is not None and (adds or source_NW.dtype == torch.bfloat16)  # rounded, before its own is added
+    # Rounded before the row's own term is added.
+    twice = own is not None and (adds or source_NW.dtype == torch.bfloat16)
     if not is_wide or twice or (adds and has_loops):
         return aggregate.pull_tile(tile, source_NW, has_loops=has_loops, own=own, out=out)
     fits = out is not None and out.is_contiguous() and out.dtype == source_NW.dtype

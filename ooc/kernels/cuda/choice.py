@@ -102,7 +102,7 @@ class Case:
         rows = min(32, max(1, WARP_BYTES // (columns * itemsize)))
         together, attends = self.kernel.edges_together, self.kernel.takes_whole_rows
         if attends and together == 2 and self.width * self.itemsize % LANE_BYTES:
-            together = 1  # where rows are not aligned every number has an address of its own, in two registers
+            together = 1  # without alignment every number has its own address, in two registers
         return Shape(rows, columns, together, warps_for(rows * columns * itemsize))
 
 

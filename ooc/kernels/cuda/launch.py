@@ -14,7 +14,7 @@ from ooc.kernels.cuda.segments import EDGES_PER_SEGMENT, cut
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edges import SelfLoops, TileEdges
 
-on_device_of: Any = torch.cuda.device_of  # which has no types
+on_device_of: Any = torch.cuda.device_of  # the module is untyped
 """Return a context in which launches go to the GPU a tensor is on; the interpreter has none."""
 _TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """The types of rows that Triton sums."""

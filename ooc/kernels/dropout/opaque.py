@@ -175,7 +175,7 @@ def _count_repeats(rows: DroppedRows, near: Neighbourhood, targets_E: Tensor, so
     first_E = (positions_E * is_first_E).cummax(dim=0).values
     repeats_E = torch.empty_like(order_E).index_copy_(0, order_E, positions_E - first_E)
     if near.repeats_before and rows not in OF_NODES:
-        first = near.edge_index_2E[0, 0]  # a row's edges come first, in order, but those to itself may be left out
+        first = near.edge_index_2E[0, 0]  # a row's edges come first, in order; self-loops may be left out
         equal = int((near.edge_index_2E[0] == first).sum())
         if first != near.edge_index_2E[1, 0] or rows in (DroppedRows.EDGES, DroppedRows.EDGES_AND_LOOPS):
             repeats_E[:equal] += near.repeats_before

@@ -128,7 +128,7 @@ class Total:
             case Kind.SELECTION:
                 return value[None]
             case Kind.PRODUCT:
-                return into_1X.clone() * value  # into is written to, which autograd must not find changed
+                return into_1X.clone() * value  # ``into`` is modified, which autograd must not notice
 
     def _merge_own_value(self, value_1X: Tensor, into_1X: Tensor) -> Tensor:
         """Return the more extreme of the two. If they are equal, ``into`` gets a share of the gradient as in torch."""
@@ -310,7 +310,7 @@ class Catching(_Catching):
             raise self._refusal()
         call, edges = self.calls[number], len(rows)
         rest, self.totals[number].selecting = into[1:], given.selecting
-        if call.rows in LOOPS:  # node by node behind the edges, the row's own first
+        if call.rows in LOOPS:  # after the edges node by node, the row's own first
             edges -= 1 + len(self.near.others_S)
             loops = rows[edges + 1 :][: len(rest)]
             match given.kind:
@@ -320,7 +320,7 @@ class Catching(_Catching):
                     rest = rest.clone() * loops
                 case Kind.HIGHEST | Kind.LOWEST:
                     rest = loops
-                case Kind.SELECTION:  # nothing that others get is of use, be it a number
+                case Kind.SELECTION:  # gradients for other rows are of no use here
                     pass
             edges += self.is_first
         self.take(number, rows[:edges])

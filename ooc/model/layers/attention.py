@@ -103,7 +103,7 @@ def lower_gat(conv: Any, call: Call) -> Value:
     if apart and call.relation is None:
         raise call.refuse("in_channels of sources and targets apart are not supported")
     x_source, x_target = call.ends("x")
-    has_features = takes_features(conv, call)  # functions of edges compute a message for every group by itself
+    has_features = takes_features(conv, call)  # edge functions compute each group's message separately
     cut = options if has_features else slice_heads(call, x_source, options)
     source = map_with_scores(call, x_source, conv.lin_src if apart else conv.lin, conv.att_src, cut)
     target = map_with_scores(call, x_target, conv.lin_dst if apart else conv.lin, conv.att_dst, cut, alone=True)

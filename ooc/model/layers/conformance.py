@@ -77,7 +77,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        from torch.utils.flop_counter import flop_registry  # here, since it imports triton
+        from torch.utils.flop_counter import flop_registry  # imported here, since it imports triton
 
         self.flops = flop_registry
         self.peak_bytes: int = 0
@@ -99,7 +99,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         self.operators += 1
-        if func.is_view:  # which makes no storage
+        if func.is_view:  # this operator allocates no storage
             return result
         if (flops := self.flops.get(func._overloadpacket)) is not None:
             self.multiplies += flops(*args, **(kwargs or {}), out_val=result) // 2
@@ -113,7 +113,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     _, before = self._alive.get(storage._cdata, (None, 0))
                     self._alive[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())  # type: ignore[no-untyped-call]
                     self._alive_bytes += storage.nbytes() - before
-        if self._alive_bytes > self.peak_bytes:  # else no more can be alive: looking for the dead takes long
+        if self._alive_bytes > self.peak_bytes:  # only then can the peak grow: finding freed storages is slow
             self._alive = {key: entry for key, entry in self._alive.items() if not entry[0].expired()}  # type: ignore[no-untyped-call]
             self._alive_bytes = sum(nbytes for _, nbytes in self._alive.values())
             self.peak_bytes = max(self.peak_bytes, self._alive_bytes)
@@ -179,7 +179,7 @@ def probe_layer(
     with torch.random.fork_rng(devices=[]):
         probe = _Probe(layer, module, edge_features, record=record)
         if in_training is not None:
-            tail = probe.check_whole()  # it may keep something there alone
+            tail = probe.check_whole()  # it may keep state in training mode only
             probe.layer = replace(layer, pairs=in_training.pairs, looks_up=in_training.looks_up)
             taken = probe.footprint(dtype, (), math.prod(tail), in_training.calls)
             probe.grow()
@@ -284,7 +284,7 @@ class _Probe:
                 with torch.no_grad():
                     found = self.layer.call(sharing(self.unused, self.layer.where), self.x_NC, self.near)
                 are = self._are_finite(found)
-            except Exception:  # of the user's code, which is told when it is checked
+            except Exception:  # errors of the user's code, reported when the layer is checked
                 return 0.0
             return float(are.double().mean()) if are.numel() else 1.0
 
@@ -334,7 +334,8 @@ class _Probe:
         """Return the shape of a row of the result. Refuse a layer without one row a node, or with different rows each
         time."""
         layer, x_NC = self.layer, self.x_NC
-        from ooc.model.lowering.symbolic import ModuleState  # here, so that what has no such layer does without PyG
+        # Imported here, so that models without such layers need no PyG.
+        from ooc.model.lowering.symbolic import ModuleState
 
         given, unused = x_NC.clone(), ModuleState(self.module)
         before = torch.default_generator.manual_seed(1).get_state()
@@ -384,7 +385,7 @@ class _Probe:
         try:
             layers = [replace(self.layer, looks_up=looks_up) for looks_up in (False, True)]
             taken = [Watch.of(partial(run, layer)).peak_bytes for layer in layers]
-        except Exception:  # of code that cannot do with stand-ins for its rows
+        except Exception:  # the code cannot run on proxies for its rows
             return False
         pairs = zip(*found, strict=True)
         is_same = all(a is b if a is None or b is None else _almost_equal(b, a) for a, b in pairs)
@@ -412,7 +413,7 @@ class _Probe:
         order_E = torch.randperm(near.edge_index_2E.shape[1], generator=self.generator)
         order_E = order_E[near.edge_index_2E[1, order_E].argsort(stable=True)]
         other = _select_edges(near, order_E)
-        with Discovery(near):  # nothing is dropped: repeated edges are told apart by their order
+        with Discovery(near):  # without dropout, repeated edges are distinguished by order
             result = self.layer.forward(self.module, self.x_NC, other)
             expected = self.layer.forward(self.module, self.x_NC, near)
         if not _almost_equal(result, expected):
@@ -441,7 +442,7 @@ class _Probe:
         try:
             agrees, unused = self._matches_whole_graph(_TILE, self._run_tile, every=_TILE, differentiated=self.record)
             return unused if agrees else None
-        except Exception:  # of code that takes no pairs, which may raise anything
+        except Exception:  # code that takes no pairs may raise anything
             return None
         finally:
             self.layer = layer
@@ -470,7 +471,7 @@ class _Probe:
             return (
                 bool(calls) and self._matches_whole_graph(1, run, every=_PIECE_STRIDE, differentiated=differentiated)[0]
             )
-        except Exception:  # of the user's code, which may raise anything on a piece: then it is run whole
+        except Exception:  # the user's code may raise anything on a piece; then it is run as a whole
             return False
 
     def _matches_whole_graph(
@@ -562,7 +563,7 @@ class _Probe:
         widths = {size for part in (*self.module.parameters(), self.x_NC[0]) for size in part.shape}
         expected = self._forward(self.near, self.x_NC)
         with logarithms_of_reported_sizes():
-            for reporting, more in product(SizeReporting, (0, 1)):  # one more is even where as many are odd
+            for reporting, more in product(SizeReporting, (0, 1)):  # one more gives an even number
                 ratios = {
                     size: max(1.0, (of_all + more) / tried)
                     for tried, of_all in zip(rows, nodes, strict=True)
@@ -572,7 +573,7 @@ class _Probe:
                 try:
                     with ReportedSizes(least, ratios, usual, reporting):
                         found = self._forward(self.near, self.x_NC)
-                except Exception:  # of the user's code, which may make tensors of these sizes
+                except Exception:  # the user's code may raise anything for these sizes
                     continue
                 if found.shape == expected.shape and not _almost_equal(found, expected, self.tolerance):
                     raise self.layer.refuse(

@@ -148,14 +148,14 @@ class LinkPredictor(nn.Module):
                 raise OptionError(f"decoder {decoder} needs to know channels=, the columns of an embedding")
             by_kind = decoder in ("distmult", "complex")
             decoder = DECODERS[decoder](channels or 0, *([relations] if by_kind else []))
-        encoder = getattr(encoder, "_orig_mod", encoder)  # by torch.compile, which hides its arguments
+        encoder = getattr(encoder, "_orig_mod", encoder)  # torch.compile hides its arguments
         for name, module in (("encoder", encoder), ("decoder", decoder)):
             if not isinstance(module, nn.Module) or type(module).forward is nn.Module.forward:
                 found = type(module).__name__ if isinstance(module, nn.Module) else repr(module)
                 more = "; what it calls encode must be its forward" if hasattr(module, "encode") else ""
                 raise ModelError(f"the {name} must be a torch module with a forward, not {found}{more}")
         own = type(encoder.decoder).__name__ if hasattr(encoder, "recon_loss") else "InnerProductDecoder"
-        if own != "InnerProductDecoder":  # of PyG's GAE, whose forward is its encoder's
+        if own != "InnerProductDecoder":  # PyG's GAE, whose forward is its encoder's
             raise ModelError(f"the encoder has a decoder, {own}, which is not called: give its encoder, and decoder=")
         self.encoder, self.decoder, self.loss, self.channels = encoder, decoder, _per_link_loss(loss), channels
 
@@ -186,7 +186,7 @@ def check_loss(loss: LinkLoss, dtype: torch.dtype) -> None:
     scores_E, labels_E = torch.linspace(0.2, 0.8, 4, dtype=dtype), torch.tensor([0, 1, 1, 0], dtype=dtype)
     try:
         found = loss(scores_E, labels_E)
-    except Exception as error:  # of the user's code
+    except Exception as error:  # the user's code may raise anything
         raise ModelError(
             f"loss {name} cannot take scores and labels of links [E]: {' '.join(str(error).split())}"
         ) from error

@@ -184,7 +184,7 @@ class FunctionAggregate(EdgeAggregate):
             target_RV=target if self.target_columns else source.new_empty(tile.rows, 0),
             columns=len(groups) * self.message,
         )
-        if lse_RG is not None and (self.joint or before is not None):  # a row without edges has no part in a softmax
+        if lse_RG is not None and (self.joint or before is not None):  # a row without edges takes no part in a softmax
             lse_RG.masked_fill_((tile.offsets_R1.diff() == 0)[:, None], -torch.inf)
         if lse_RG is not None and before is not None:
             value_RO, lse_RG = edge_function.merge_softmaxes(value_RO, lse_RG, *_split(before, groups, self.message))
@@ -212,7 +212,7 @@ class FunctionAggregate(EdgeAggregate):
             own, prior = _split(own, groups, self.upstream_columns // self.groups)
         own = own.contiguous()
         target_RV, above = layout.unpack(own)
-        if self.att is not None:  # beside what it is added to, so that its gradient comes row by row
+        if self.att is not None:  # beside the term it is added to, so that its gradient is computed row by row
             target_RHC = target_RV.view(len(own), len(groups), -1)
             att_RHC = self.att.detach()[:, groups.start : groups.stop].expand_as(target_RHC)
             target_RV = torch.cat((target_RHC, att_RHC), dim=2).view(len(own), -1)

@@ -61,7 +61,7 @@ class EdgeInput:
     steps: tuple[tuple[str, tuple[Any, ...]], ...] = ()
 
     def __hash__(self) -> int:
-        return hash((self.data, str(self.steps), self.relation))  # slices have none
+        return hash((self.data, str(self.steps), self.relation))  # slices have no weak references
 
     def of(self, values: Tensor) -> Tensor:
         """Return [E, …], from the data of edges."""
@@ -362,10 +362,10 @@ def layer_of(
     Raises ModelError for an unsupported call."""
     from ooc.model.lowering.symbolic import (
         unbound_replacements,
-    )  # here, so that what has no such layer does without PyG
+    )  # imported here, so that models without such layers need no PyG
 
     for one in module.modules():
-        for name in unbound_replacements(one):  # copies would share what it refers to
+        for name in unbound_replacements(one):  # copies would share the objects it refers to
             what = f"{name} of {type(one).__name__}, set on the instance,"
             raise ModelError(f"{where}: {what} is not supported; write a subclass with a method of that name")
     try:
@@ -541,7 +541,7 @@ def sharing(module: nn.Module, where: str) -> nn.Module:
         raise ModelError(f"{where} has a scripted part, whose copies have parameters of their own; leave out torch.jit")
     for part in module.modules():
         for value in vars(part).values():
-            if type(value) in _HOOKS and not value:  # deepcopy takes long for each
+            if type(value) in _HOOKS and not value:  # deepcopy is slow for each
                 known[id(value)] = type(value)()
     try:
         copied = copy.deepcopy(module, known)

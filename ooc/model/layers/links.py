@@ -37,14 +37,14 @@ class LinkLosses(MessagePassing):  # type: ignore[misc]
         self.decoder, self.index, self.loss = decoder, index_place(decoder), loss
 
     def forward(self, z: Any, edge_index: Tensor, label: Tensor, kind: Any = None) -> Tensor:
-        kept_E = ~label.isnan()  # before they are scored: their gradient may be no number
+        kept_E = ~label.isnan()  # removed before scoring, since their gradient may be NaN
         if not kept_E.all():
             edge_index, label, kind = edge_index[:, kept_E], label[kept_E], None if kind is None else kind[kept_E]
         return cast(Tensor, self.propagate(edge_index, z=z, label=label, kind=kind))
 
     def message(self, z_i: Tensor, z_j: Tensor, label: Tensor, kind: Any) -> Tensor:
         scores_E = scores_of(self.decoder, self.index, z_i, z_j, *([] if kind is None else [kind]))
-        return self.loss(scores_E, (label > 0).to(scores_E.dtype))[:, None]  # whatever it is tried with
+        return self.loss(scores_E, (label > 0).to(scores_E.dtype))[:, None]  # for all inputs tried
 
 
 class LinkLossSums(Opaque):
@@ -73,7 +73,7 @@ class LinkScores(LinkLossSums):
                     z_SC, (tails_E, heads_E) = near.gather(source), near.edge_index_2E
                     kinds = [] if near.features_EK is None else [near.features_EK[:, 0].long()]
                     scores_E = scores_of(module.decoder, module.index, z_SC[heads_E], z_SC[tails_E], *kinds)
-                    if near.weight_E is not None:  # NaN: there is no such pair
+                    if near.weight_E is not None:  # NaN marks a missing pair
                         scores_E = scores_E + near.weight_E
                     self.scores[at : at + count] = scores_E.numpy()
                     at += count
@@ -120,4 +120,4 @@ def lower_links(model: LinkPredictor, embeddings: Value, assembly: Assembly) -> 
         called = "a decoder is called with rows of heads and of tails [E, C], and gives their scores [E]"
         raise ModelError(f"{error}; {called}") from error
     finally:
-        assembly.edge_data = of_edges  # links have labels whatever edges carry
+        assembly.edge_data = of_edges  # links have labels, even where edges have no data

@@ -212,7 +212,7 @@ class Opaque(EdgeAggregate):
         """Return the graph of a run, which is the same in every epoch."""
         retained, name = run.retained, _run_key(run, rows)
         found: Neighbourhood | None = None if retained is None else retained.get(name)
-        if found is not None and not found.edge_index_2E._version:  # nor has the layer written to it
+        if found is not None and not found.edge_index_2E._version:  # and the layer has not written to it
             return replace(found, weight_E=run.weight_E, features_EK=run.features_EK)
         near = neighbourhood(run, rows)
         is_whole = not near.stands_in and near.edge_index_2E.shape[1] == run.indices_E.shape[0]
@@ -256,7 +256,7 @@ class Opaque(EdgeAggregate):
         most = min(edges_at_once(place), self.edges_at_once(on_device=place.type != "cpu"))
         taken, itemsize = self.probed, self.probed.itemsize
         of_edge = self._bytes_per_edge(taken.edge_bytes + taken.node_bytes, itemsize)
-        # A piece of a row takes no more than so many edges of whole rows.
+        # A piece of a row takes no more memory than so many edges of whole rows.
         piece = max(1, most * of_edge // max(of_edge, self._bytes_per_edge(taken.piece_bytes, itemsize)))
         running = partial(self._run_context, key)
         for run in runs(tile, most, pads=bool(self.probed.padding_bytes)):
@@ -340,12 +340,12 @@ class Opaque(EdgeAggregate):
             yield start, (d_x[: run.rows], others, of_parameters)
 
     def target_gradient(self, pulled: Tensor) -> tuple[Tensor, list[tuple[nn.Parameter, Tensor]]]:
-        return pulled, []  # those of parameters came with the scattered rows
+        return pulled, []  # parameters' gradients came with the scattered rows
 
     def _bytes_per_edge(self, own_bytes: int, itemsize: int) -> int:
         """Return the bytes of an edge, for a layer that takes ``edge_bytes`` for it, including the node that it
         brings."""
-        rows_bytes = (1 + (self.target is not None)) * self.layer.columns * itemsize  # of two matrices, wide as both
+        rows_bytes = (1 + (self.target is not None)) * self.layer.columns * itemsize  # of two matrices, as wide as both
         return (
             own_bytes + rows_bytes + self._mask_bytes + _BYTES_PER_EDGE + (PADDED_EDGE - 1) * self.probed.padding_bytes
         )
@@ -375,8 +375,9 @@ class Opaque(EdgeAggregate):
         at_once = self.edges_at_once(on_device=on_device)
         work = EdgeWork(of_edge, operators=_RUN_OPERATORS + operators)
         if not on_device:
-            parts = 1 if is_forward else 2 + self.rows_train  # of a run's time, each with as many products
-            products, once = found.multiplies // (3 if self.keep else 1), int(not is_forward)  # is run forward again
+            parts = 1 if is_forward else 2 + self.rows_train  # shares of a run's time, with as many products each
+            # The layer is run forward again.
+            products, once = found.multiplies // (3 if self.keep else 1), int(not is_forward)
             work = EdgeWork(
                 sum(_TIMES_STREAMED[:parts]) * of_edge,
                 operators=work.operators + (1 + once) * _CALL_OPERATORS,
@@ -447,7 +448,7 @@ class Content(pickle.Pickler):
     layer must hold for others, too; classes and functions by name."""
 
     def reducer_override(self, one: Any) -> Any:
-        if type(one).__module__ == "torch_geometric.inspector":  # it knows of a class, and more from call to call
+        if type(one).__module__ == "torch_geometric.inspector":  # a cache by class, which grows from call to call
             return tuple, ((one._cls,),)
         if not isinstance(one, Tensor):
             return NotImplemented
@@ -465,7 +466,7 @@ def digest(*objects: Any, pickler: type[Content] = Content) -> bytes | None:
     content = BytesIO()
     try:
         pickler(content).dump(objects)
-    except Exception:  # of the user's classes
+    except Exception:  # only the user's classes count
         return None
     return sha256(content.getbuffer()).digest()
 
@@ -484,7 +485,7 @@ def lower_opaque(
     if it cannot be run tile by tile."""
     layer, values = layer_of(conv, where, args, kwargs, parts)
     rows, setting, relation = dict(zip(layer.rows, values, strict=True)), assembly.setting, layer.relation
-    source = assembly.matrix(where, [rows[name] for name in layer.of_sources])  # as a run gathers rows of one
+    source = assembly.matrix(where, [rows[name] for name in layer.of_sources])  # since a run gathers rows of one matrix
     target = assembly.matrix(where, [rows[name] for name in layer.own]) if layer.own else None
     if setting.types is not None and kind is Opaque and relation is None:
         raise layer.refuse("of a graph with types it must be given edges of one")
@@ -500,7 +501,7 @@ def lower_opaque(
         "in_pieces": setting.most_edges(relation) > min(_FEWEST_EDGES, edges_at_once(torch.device("cpu"))),
     }
     in_either_mode = conv, layer.kind, str(options | {"record": None})
-    # The same question of layers that are made alike, as a deep model's are, or those of several types of edges.
+    # Answers are shared by equal layers, as in deep models or for several edge types.
     question = digest(module, layer.kind, options) or (*in_either_mode, record, module.training)
     probed = setting.probed.get(question)
     if probed is None:

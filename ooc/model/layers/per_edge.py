@@ -246,7 +246,7 @@ class EdgeAggregate(Aggregate):
         self, pulling: Pulling, columns: int, own: str | None, itemsize: int, *, on_device: bool = False
     ) -> PerEdge:
         """Return how the planner should model one of the pulls; ``on_device``: on a device with memory of its own."""
-        if on_device:  # where every group is computed by itself
+        if on_device:  # every group is computed separately
             return PerEdge(self.groups, columns, own, *self.device_temporaries(itemsize))
         work = self.work(pulling, itemsize)
         if self.in_loops:

@@ -184,7 +184,7 @@ def lower_propagation(
     def replace_by_placeholder(leaf: Any) -> Any:
         if isinstance(leaf, RowCount):
             return _Placeholder("nodes" if source == target or is_own(leaf.of) else "sources")
-        if leaf == assembly.setting.dtype:  # of rows, and so another one where the layer is tried
+        if leaf == assembly.setting.dtype:  # a size of rows, which differs when the layer is tried
             return _Placeholder("dtype")
         if isinstance(leaf, (Value, Codes, Graph, EdgeInput)) and leaf not in names:
             kind = "edges"

@@ -50,7 +50,8 @@ class SplitRow:
     totals: list[Total] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.layer = replace(self.layer, pairs=False, looks_up=False)  # sums are told by how many nodes there are
+        # The number of nodes tells which tensors are sums.
+        self.layer = replace(self.layer, pairs=False, looks_up=False)
 
     @torch.no_grad()
     def forward(self) -> Tensor:

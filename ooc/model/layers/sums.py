@@ -73,7 +73,7 @@ def aggregated(call: Call, x: Value, aggr: Any, conv: Any) -> Value:
 def _lower_deep_sets(aggregation: Any, call: Call, x: Value) -> Value:
     """Lower DeepSetsAggregation: a network of the sum over in-neighbours of another network, which must be known to
     work row by row."""
-    call.needs(aggregation.local_mlp is None is aggregation.global_mlp)  # these are told of the edges
+    call.needs(aggregation.local_mlp is None is aggregation.global_mlp)  # PyG computes these for the edges
     call.needs(aggregation.local_nn is None or is_rowwise(aggregation.local_nn))
     rows = x if aggregation.local_nn is None else call.apply(aggregation.local_nn, x)
     summed = call.aggregate(rows, Scaling.SUM)

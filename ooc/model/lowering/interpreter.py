@@ -306,7 +306,7 @@ class Interpreter:
             return self._dropout(args[0], float(module.p)) if module.training and module.p else args[0]
         if args and isinstance(args[0], Free) and kind in _ANY_SHAPE_MODULES and not is_parametrized(module):
             return self._apply(where, module, False, args, kwargs)
-        if not args and "input" in kwargs:  # as torch's modules call it
+        if not args and "input" in kwargs:  # the form in which torch's modules call it
             args = [kwargs.pop("input")]
         if not isinstance(module, GLOBAL_ATTENTIONS):
             args, kwargs = map_aggregate((args, kwargs), self._stack_batch)
@@ -378,7 +378,7 @@ class Interpreter:
         keys: dict[Any, fx.Node] = dict(asked)
         tails = {key: self._tails[user] for key, user in keys.items() if user in self._tails}
         found = dict[Any, Any]()
-        if len(tails) < len(keys):  # others are rows of edges
+        if len(tails) < len(keys):  # other values are rows of edges
             self._check_drawing(node, where)
             made = self._defer_call(node, where)
             found = {key: made.part(key) for key in keys if key not in tails}
@@ -445,7 +445,7 @@ class Interpreter:
         self._check_loops(where)
         module = self._modules.get(str(node.target)) if node.op == "call_module" else None
         self._check_in_place(node, where, writes_in_place(node) or bool(getattr(module, "inplace", False)))
-        name = str(node.target).removesuffix("_")  # of the method that does not write into rows
+        name = str(node.target).removesuffix("_")  # the method without in-place writes
         is_method = node.op == "call_method" and callable(getattr(Tensor, name, None))
         return EdgeCall(
             len(self.known), node.op, name if is_method else node.target, *self._deferred_arguments(node, where)
@@ -477,7 +477,7 @@ class Interpreter:
             try:
                 with self._assembly.attempt():
                     return self._open_convolution(conv, where, of_edges, given)
-            except Exception as error:  # of the user's code, which may raise anything where stand-ins are given
+            except Exception as error:  # the user's code may raise anything when given proxies
                 if isinstance(error, OocError) and not isinstance(error, ModelError):
                     raise
                 why = message_of(error).removeprefix("propagate: ")
@@ -506,7 +506,7 @@ class Interpreter:
         key = conv, "within", conv.training, str(plain), *((name, given[name].tail) for name in rows), *of_edges
         whole, calls = calls_of(setting, key, where, made, rows=len(rows), opened=conv)
         inner = Interpreter(whole, self._assembly)
-        inner.known.update(self.known)  # what is called later has higher numbers
+        inner.known.update(self.known)  # later calls have higher numbers
         return inner.run(calls, [given[name] for name in names])
 
     def _lower_rows_of_edges(self, last: EdgeCall, owner: nn.Module, where: str) -> Value:
@@ -519,7 +519,7 @@ class Interpreter:
         if rows is None:
             raise ModelError(f"{where} is given no rows")
         paths = dict.fromkeys(str(one.target) for one in steps if one.kind in ("call_module", "get_attr"))
-        parts = {path: f"part_{number}" for number, path in enumerate(paths)}  # the same in layers that are alike
+        parts = {path: f"part_{number}" for number, path in enumerate(paths)}  # equal for equal layers
         traced, key = self._assembly.setting.traced, (owner, "with edges", *paths)
         if key not in traced:
             traced[key] = nn.Module()
@@ -589,7 +589,7 @@ class Interpreter:
             args = [kwargs.pop(first)]
         if args and isinstance(args[0], Graph):
             flips = target in ("flip", torch.flip) and leaves_of(kwargs.get("dims", args[1:])) in ([0], [-2])
-            if flips or (target is operator.getitem and args[1] == [1, 0]):  # the ends of edges change places
+            if flips or (target is operator.getitem and args[1] == [1, 0]):  # the ends of edges are swapped
                 return replace(args[0], flipped=not args[0].flipped)
             if target in ("long", "contiguous", "clone") and len(args) == 1:
                 return args[0]
@@ -623,7 +623,7 @@ class Interpreter:
                 given.apply_defaults()
                 if given.arguments["p"] and given.arguments["training"]:
                     raise ModelError(f"{name}: other edges in every epoch are not supported; F.dropout of messages is")
-                if isinstance(args[0], Graph):  # which it gives back, and which of the edges these are
+                if isinstance(args[0], Graph):  # the edges that it returns, and their places among all
                     of_edges = self._lower_edge_call(node, name)
                     return {0: args[0], 1: of_edges.part(1), 2: of_edges.part(2)}
             if name in _MATRIX_MAKERS or (name in _PRODUCTS and isinstance(args[0], Graph)):
@@ -669,7 +669,7 @@ class Interpreter:
         if target is operator.getitem:
             source, key = args
             self._check_all_rows(name, source, key)
-            of_all = isinstance(source, Value) and key == slice(None, RowCount(source))  # as many as there are
+            of_all = isinstance(source, Value) and key == slice(None, RowCount(source))  # as many as exist
             if of_all and key.stop.of.space == source.space:
                 return source
         of_rows = target in ("split", torch.split) and isinstance(args[0], Value)
@@ -686,18 +686,18 @@ class Interpreter:
         squeezes = target in ("squeeze", torch.squeeze)
         rows = args[0].rows if isinstance(args[0], Codes) else args[0]
         of_any = squeezes and len(args) == 1 and not kwargs and isinstance(rows, Value)
-        if of_any and self._assembly.num_rows(rows) > 1:  # which a tile may not have
+        if of_any and self._assembly.num_rows(rows) > 1:  # a tile may lack these
             kwargs = {"dim": tuple(at for at, size in enumerate(args[0].tail, start=1) if size == 1)}
         if (squeezes or target is operator.getitem) and isinstance(args[0], Codes):
             part = partial(_call_on_rows, target, args[1:], kwargs)
             return self._make_codes(name, rows, lambda given: part(args[0].of(given)))
         of_whole = target in (torch.zeros, "new_zeros") and kwargs.get("dtype") is torch.long
-        if of_whole and [*map(type, leaves_of(args[-1:]))] == [RowCount]:  # a number a row
+        if of_whole and [*map(type, leaves_of(args[-1:]))] == [RowCount]:  # one number per row
             return OneGraph()
         if target is operator.getitem and isinstance(args[0], tuple):
             return args[0][args[1]]
         if target is operator.getitem and isinstance(args[0], Parts) and not node.users:
-            return None  # of several results one that is not asked for
+            return None  # a result that the model does not use
         if target in ("to", "float", "double") and isinstance(args[0], (Free, Parts)):
             wanted = [one for one in args if one != torch.device("cpu")]
             return self._apply(name, target, True, wanted, kwargs) if len(wanted) > 1 or target != "to" else args[0]
@@ -749,7 +749,7 @@ class Interpreter:
         else."""
         try:
             tried, more = (self._try_on_rows(of, count) for count in (2, 3))
-        except Exception:  # which is told where it is tried as a function of rows
+        except Exception:  # an error is raised when it is tried as a function of rows
             return None
         if not isinstance(tried, Tensor) or not isinstance(more, Tensor) or tried.shape != more.shape:
             return None
@@ -759,7 +759,7 @@ class Interpreter:
         if of.name in ("var", "std"):
             return self._deviation(of.name, first, args, kwargs, shape)
         p = kwargs.get("p", (args[1:] or [2])[0]) if of.name == "norm" else 1
-        power = 2.0 if p in ("fro", None) else float(p)  # of which a norm is the root of a sum
+        power = 2.0 if p in ("fro", None) else float(p)  # a norm is the root of a sum of squares
         if not 0 < power < inf:
             return None
 
@@ -918,7 +918,7 @@ class Interpreter:
         """Apply a known function to rows, parameters or plain numbers: a sum, or another function of rows."""
         if name in _MADE_LIKE and isinstance(args[0], Value):
             asked = leaves_of((args[1:], kwargs))
-            if not any(isinstance(one, (*_ROW_RESULTS, Computed)) for one in asked):  # of rows the type alone counts
+            if not any(isinstance(one, (*_ROW_RESULTS, Computed)) for one in asked):  # for rows only the type counts
                 args = [torch.empty(0, dtype=self._assembly.setting.dtype), *args[1:]]
         leaves = leaves_of((args, kwargs))
         rows = [leaf.rows if isinstance(leaf, (Codes, Stacked)) else leaf for leaf in leaves]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparse matrices that a model makes of its edges: in a trace, products with them are sums over edges."""
+"""Sparse matrices that a model makes of its edges; in a trace, products with them become sums over edges."""
 
 import operator
 from collections.abc import Callable
@@ -19,8 +19,8 @@ _UNCHANGED_BY = "coalesce", "to_sparse_csr", "to_sparse_coo", "contiguous", "cpu
 
 @dataclass(frozen=True, eq=False)
 class EdgeMatrix:
-    """A matrix of nodes by nodes with an entry for each edge, as stand-ins: the ``rows`` and ``columns`` these are in,
-    and their ``values``. Repeated entries count as often as they are there, as in torch."""
+    """A matrix [nodes, nodes] with an entry for each edge, in a trace: proxies of the entries' ``rows``, ``columns``
+    and ``values``. Repeated entries add up, as in torch."""
 
     rows: Any
     columns: Any
@@ -41,7 +41,7 @@ class EdgeMatrix:
         return replace(self, values=self.values.to(*args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # as Python and torch ask anything
+        if name.startswith("__"):  # since Python and torch may ask for any attribute
             raise AttributeError(name)
         if name in _UNCHANGED_BY:
             return lambda: self
@@ -67,7 +67,7 @@ class EdgeMatrix:
 def matrix_of_edges(
     make: Callable[..., Any], indices: Any, values: Any = None, size: Any = None, **options: Any
 ) -> Any:
-    """What torch's ``sparse_coo_tensor``, ``make``, gives; of a trace's edges a matrix in that trace."""
+    """Return what torch's ``sparse_coo_tensor`` (``make``) returns; for proxies of edges, a matrix in their trace."""
     if not any(isinstance(one, fx.Proxy) for one in tree_leaves((indices, values))):
         given = [one for one in (values, size) if one is not None]
         return make(indices, *given, **options)
@@ -81,7 +81,7 @@ def matrix_of_edges(
 
 
 def _edge_ends(indices: Any) -> tuple[Any, Any]:
-    """Its two rows, as they were before they were put together or changed places."""
+    """Return the two rows of an index, as they were before a stack or a flip."""
     node = indices.node
     if node.target in ("flip", torch.flip):
         rows, columns = _edge_ends(indices.tracer.proxy(node.args[0]))

@@ -71,7 +71,7 @@ class ModelShape(nn.Module):
         self._layers = [
             [nn.Parameter(torch.empty(shape)) for shape in kind.parameters(*of_layer)] for of_layer in columns
         ]
-        self.weights = nn.ParameterList(chain(*self._layers))  # by which torch finds them; nobody asks what is in them
+        self.weights = nn.ParameterList(chain(*self._layers))  # so that torch finds them; their content is never read
 
     def values(self, assembly: Assembly) -> Value:
         """Return the output, in the mode of ``assembly``."""

@@ -243,7 +243,7 @@ def lower(
     evaluated, evaluation = _assemble(model, replace(setting, training=False, aggregate_once=once))
     _check_embeddings(model, setting, training, evaluation, assembly.inputs_cut_off)
     aggregates += [v for v in values_of(evaluation) if isinstance(v, Aggregate)]
-    # Those that ask for rows' factors, or for edges of a type.
+    # Scalings that need rows' factors, or edges of a type.
     are_scaled = (v for v in aggregates if isinstance(v.scaling, RelationScaling) or not isinstance(v, EdgeAggregate))
     _check_running_statistics(model, assembly, training, evaluation)
     if not evaluation.columns:
@@ -286,7 +286,7 @@ def _assemble(model: nn.Module, setting: Setting) -> tuple[Assembly, Value]:
         return assembly, model.values(assembly)
     from ooc.model.layers.decoders import LinkPredictor
     from ooc.model.layers.links import lower_links
-    from ooc.model.lowering.tracing import trace  # imports PyG, which is there if the model is of it
+    from ooc.model.lowering.tracing import trace  # imports PyG, which is installed if the model uses it
 
     if isinstance(model, LinkPredictor):
         return assembly, lower_links(model, trace(model.encoder, assembly), assembly)
@@ -316,7 +316,7 @@ def hops(output: Value, above: Collection[Value] = ()) -> dict[Value, int]:
         if isinstance(value, Moments):
             below = EVERYWHERE
         elif isinstance(value, Aggregate) and value.scaling.basic.reversed:
-            below = EVERYWHERE  # hops are counted against the edges
+            below = EVERYWHERE  # hops are counted backwards along edges
         elif isinstance(value, Aggregate):
             below = min(EVERYWHERE, below + 1)
         for source in value.inputs:

@@ -34,7 +34,7 @@ def lower_norm(norm: nn.Module, where: str, source: Value, assembly: Assembly, *
 
 
 def _batch_norm(norm: Any, where: str, source: Value, assembly: Assembly) -> Value:
-    inner: Any = getattr(norm, "module", norm)  # PyG's is a BatchNorm1d inside
+    inner: Any = getattr(norm, "module", norm)  # PyG's layer wraps a BatchNorm1d
     kind = type(inner)
     if kind is not nn.BatchNorm1d:
         raise ModelError(f"norm {where}: a {kind.__name__} in it is not supported")
@@ -99,7 +99,8 @@ def _layer_norm(norm: Any, where: str, source: Value, assembly: Assembly, *, has
         spread = (variance + (mean - centre).square()).mean()
         if has_batch:
             return _affine((x - centre) / (spread + norm.eps).sqrt(), norm.weight, norm.bias)
-        deviation = spread.clamp(min=torch.finfo(x.dtype).tiny).sqrt()  # of no spread: no gradient, as torch's std
+        # Without variance there is no gradient, as in torch's std.
+        deviation = spread.clamp(min=torch.finfo(x.dtype).tiny).sqrt()
         return _affine((x - centre) / (deviation + norm.eps), norm.weight, norm.bias)
 
     return assembly.normalized(source, function, tuple(norm.parameters()))

@@ -81,7 +81,7 @@ def lower_as_it_is(
         try:
             with assembly.attempt():
                 return by(ways[0])
-        except Exception as error:  # of the user's code, which may raise anything where stand-ins are given
+        except Exception as error:  # the user's code may raise anything when given proxies
             if isinstance(error, OocError) and not isinstance(error, ModelError):
                 raise
             if ways[0] is not None and not ways[0].sums:
@@ -151,7 +151,7 @@ def _trace_calls(layer: Layer, setting: Setting, whole: Sequence[Callable[..., A
 
 
 def _scatters_rows(step: EdgeCall) -> bool:
-    """Whether it makes rows of edges, being told how many, or given as many to add to."""
+    """Return whether the call makes rows from edges: with a given number of rows, or by adding to given rows."""
     if step.target in (*ADD_UP, *COUNTS):
         return any(isinstance(one, RowCount) for one in (*step.args[1:], *step.kwargs.values()))
     to = step.args[0] if step.target in BY_INDEX else None
@@ -191,7 +191,7 @@ class _ConvolutionInterpreter(Interpreter):
         if node.op == "output" or not any(isinstance(one, (EdgeCall, Graph, EdgeInput)) for one in found):
             return super()._result(node)
         if node.op != "call_module" and all(isinstance(one, EdgeInput) for one in found):
-            with suppress(ModelError):  # columns of these, or whole numbers, which it may be tried on
+            with suppress(ModelError):  # inputs that it may be tried on: columns of these, or integers
                 if isinstance(part := super()._result(node), EdgeInput):
                     return part
         step = self._defer_call(node, self._where)

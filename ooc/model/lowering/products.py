@@ -37,7 +37,7 @@ class Products:
         """Return the right factor made by ``make``, as it is multiplied; ``owner`` identifies it."""
         if self.dtype is None:
             return make()
-        with self._rounding:  # so that threads do not each make one
+        with self._rounding:  # so that threads do not all make one
             if owner not in self._weights:
                 self._weights[owner] = make().to(self.dtype).contiguous()
             return self._weights[owner]
@@ -74,7 +74,7 @@ class SharedFactor:
     def rounded(self, factor: Tensor, dtype: torch.dtype) -> Tensor:
         """Return ``factor`` in ``dtype``."""
         if self._rounded is None or self._factor is not factor:
-            self._factor = self._rounded = None  # the one before makes room
+            self._factor = self._rounded = None  # free the previous one first
             self._factor, self._rounded = factor, factor.to(dtype)
         return self._rounded
 

@@ -99,7 +99,7 @@ class Projection(Value):
             taken = first_rows(multiply.rounded(source, rows.shared_source), gradient.shape[0])
             found.parameters = self._of_parameters(multiply(factor.T, taken, kept_as), gradient)
             del taken
-        del source  # whose gradient is as large
+        del source  # its gradient is as large
         if self.source.trains:
             weight_OI = multiply.weight((self, "backward"), lambda: self.made.values()[0])
             found.inputs[0] = multiply(factor, weight_OI, kept_as, out)
@@ -181,7 +181,7 @@ class ComputedWeight:
         if not self.sums:
             weight, bias = self._weights()
             return weight.detach(), None if bias is None else bias.detach()
-        with self._making:  # so that threads do not each make one
+        with self._making:  # so that threads do not all make one
             if self._values is None:
                 records = self._is_small and self.sums[0].grad is not None
                 with torch.set_grad_enabled(records):
@@ -196,7 +196,7 @@ class ComputedWeight:
 
     def gradients(self, weight: Tensor, bias: Tensor | None) -> list[tuple[Summed, Tensor]]:
         """Return a tile's gradients with what they are to be added to."""
-        made: tuple[Any, ...] = self.sums or self._weights()  # parameters, where nothing is made
+        made: tuple[Any, ...] = self.sums or self._weights()  # the parameters themselves, without a copy
         pairs = zip(made, (weight, bias), strict=True)
         found = [(sums, part) for sums, part in pairs if sums is not None and part is not None]
         return found if self.sums else [(parameter, part) for parameter, part in found if parameter.requires_grad]

@@ -38,7 +38,7 @@ class Signs(Value):
         numbers = shaped(inputs[0], (self.source.columns,))
         if numbers.device.type != "cpu":
             return pack(~(numbers <= 0) if self.not_a_number else numbers > 0)
-        compared = numbers.numpy()  # which compares several times faster than torch does here
+        compared = numbers.numpy()  # comparing as integers is several times faster than torch here
         return pack(torch.from_numpy(~(compared <= 0) if self.not_a_number else compared > 0))
 
     def unpacked(self, signs: Tensor, dtype: torch.dtype) -> Tensor:
@@ -68,7 +68,7 @@ class Rectified(Value):
 
     def compute_at(self, inputs: Sequence[Tensor], rows: Rows, out: Tensor) -> Tensor:
         if self.slope is None:
-            return torch.clamp_min(inputs[0], 0, out=out)  # which is what ReLU calls
+            return torch.clamp_min(inputs[0], 0, out=out)  # ReLU calls this
         aten.leaky_relu.out(inputs[0], self.slope, out=out)
         return out
 
@@ -119,7 +119,7 @@ class Sigmoidal(Value):
         """Return the gradient of the input. ``over``: write it over ``gradient``, which is not needed any more."""
         (result,) = operands
         assert result is not None
-        gradient = with_zeros(gradient, result.shape[0])  # torch rounds a tensor's last entries in another way
+        gradient = with_zeros(gradient, result.shape[0])  # torch rounds a tensor's last entries differently
         if over:
             return Gradients([self._backward.grad_input(gradient, result, grad_input=gradient)])
         return Gradients([self._backward.default(gradient, result)])
@@ -141,5 +141,5 @@ class ExponentialLinear(Value):
     def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
         (source,) = operands
         assert source is not None
-        gradient = with_zeros(gradient, source.shape[0])  # torch rounds a tensor's last entries in another way
+        gradient = with_zeros(gradient, source.shape[0])  # torch rounds a tensor's last entries differently
         return Gradients([torch.ops.aten.elu_backward.default(gradient, self.alpha, 1, 1, False, source)])

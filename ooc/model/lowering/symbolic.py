@@ -115,7 +115,7 @@ class Calls:
             drawn = _random_states()
             try:
                 self.graph = tracer.trace(module)
-            except TypeError as error:  # of torch's: a stand-in is no tensor
+            except TypeError as error:  # torch's own check: a proxy is no tensor
                 if found := re.search(r"to buffer '(\w+)'", str(error)):
                     raise self._changes(f"buffer {found[1]}") from error
                 raise
@@ -127,7 +127,7 @@ class Calls:
                 raise self._changes(what)
             self._check_again(before)
         self._check_written()
-        vars(module).update(constants)  # tensors that forward makes, which the calls refer to
+        vars(module).update(constants)  # keeps tensors alive that forward makes and calls refer to
         self.constants = constants
         if self.training:
             self._check_gradients(tracer.without_gradients)
@@ -150,7 +150,7 @@ class Calls:
         return self._refuse(f"its forward changes its {what}{_ONCE}")
 
     def _check_again(self, before: "ModuleState") -> None:
-        """Refuse a module that makes other calls the second time. Stand-ins kept from the first time are invalid then,
+        """Refuse a module that makes other calls the second time. Proxies kept from the first time are invalid then,
         unless they are made of the edges alone: these are the same in every epoch, and computed anew in each."""
         again = _Tracer(self).trace(self.module)
         kept = [one for node in again.nodes for one in node.all_input_nodes if one.graph is not again]
@@ -164,7 +164,7 @@ class Calls:
             raise self._refuse("it calls other layers, or with other numbers, each time")
 
     def _is_of_edges_alone(self, node: fx.Node) -> bool:
-        """Whether it is made of the edges, what they carry, sizes and numbers by functions, without dropout."""
+        """Return whether the call is a function of the edges, their data, sizes and numbers only, without dropout."""
         inputs, seen, waiting = [one for one in self.nodes if one.op == "placeholder"], set[fx.Node](), [node]
         while waiting:
             if (one := waiting.pop()) in seen or _is_of_sizes(one):
@@ -270,7 +270,7 @@ class Calls:
             for one in plain:
                 stack.enter_context(one)
             for generator in (torch.default_generator, *torch.cuda.default_generators):
-                generator.manual_seed(1)  # torch.manual_seed keeps the stack, for devices that are not there
+                generator.manual_seed(1)  # torch.manual_seed records the stack for absent devices
             result = module(*given)
             for name, buffer, value in before.buffers:
                 if name in looked_up and not torch.equal(buffer, value):
@@ -493,7 +493,7 @@ class _Tracer(fx.Tracer):
         """Return an attribute. Anything computed from a buffer is computed at each use, since the buffer may be written
         into meanwhile."""
         if self._traced_in != get_ident() or (isinstance(attr_val, Tensor) and not attr_val.is_floating_point()):
-            return attr_val  # numbers may say how many steps there are
+            return attr_val  # numbers may decide how many operations there are
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -523,7 +523,7 @@ class _Tracer(fx.Tracer):
         yield mock.patch.multiple(
             fx.Proxy, __setitem__=_assign_item, __setattr__=_set_attribute, create=True, **_NUMBER_METHODS
         )
-        if self._opened is None:  # for numbers of rows and edges
+        if self._opened is None:  # for the numbers of rows and edges
             yield mock.patch.object(Aggregation, "__call__", lambda self, *a, **k: nn.Module.__call__(self, *a, **k))
         yield plain_forwards()
         yield _without_compile()
@@ -570,7 +570,7 @@ class _Tracer(fx.Tracer):
         return self.create_proxy(kind, target, args, kwargs)
 
     def _make_constant(self, make: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:
-        """A tensor of numbers that shapes say."""
+        """Return a tensor of numbers, some of which are sizes of a proxy."""
 
         def known(one: Any) -> Any:
             return self.only_answer(one.node, lambda number: number) if type(one) in (fx.Proxy, _StandIn) else one
@@ -734,9 +734,9 @@ class _Tracer(fx.Tracer):
                 return found
         except Exception:
             self.module_stack = stack
-        as_it_was.restore()  # it may have kept what is erased now
+        as_it_was.restore()  # it may have kept a proxy that is erased now
         for node in reversed(list(self.graph.nodes)[before:]):
-            if node.op != "get_attr":  # which stand-ins of parameters know by name
+            if node.op != "get_attr":  # parameters' proxies are looked up by name
                 self.graph.erase_node(node)
         return self.create_proxy("call_module", path, args, kwargs)
 

@@ -163,7 +163,7 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
     as_given = model.training
     try:
         model.train(setting.training)
-        if as_given:  # a model in training mode with parts that are not: these are frozen
+        if as_given:  # parts in eval mode of a model in training mode are frozen
             for module, training in modes:
                 module.training &= training
         results = setting.results if setting.training else Results.FIRST
@@ -199,7 +199,7 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
         if isinstance(error, ModelError):
             with_place(error, where)
             error.args = (f"{error}{_own_rows_advice(model, setting)}",)
-        if isinstance(error, OocError):  # of the store, it may be
+        if isinstance(error, OocError):  # the weights may be the store's
             raise
         called = {frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__)}
         reason = next((why for name, why in _NOT_OF_ONE_GRAPH.items() if name in called), reason_of(error))
@@ -276,7 +276,7 @@ def arranged(model: nn.Module, inputs: Inputs, given: Collection[str]) -> tuple[
     rows = [name for name in free if name not in (*edges, "batch")][: int(has_x)]
     others = [name for name in free if name not in (*rows, "batch") and name in needed]
     found = (*rows, *(edges or others[:1]))
-    if not rows and of_nodes > {"x"}:  # all that it takes of nodes lies beside x
+    if not rows and of_nodes > {"x"}:  # all its node inputs are beside x
         inputs = [(name if name != "x" else "", columns, whole) for name, columns, whole in inputs]
     elif len(rows) < has_x:
         return inputs, ()
@@ -291,7 +291,7 @@ def asked_for(model: nn.Module, offered: Collection[str] = ()) -> set[str]:
         return _arguments_of(model)
     own = (kind for kind in type(model).__mro__ if not kind.__module__.startswith("torch."))
     codes = [method.__code__ for kind in own for method in vars(kind).values() if hasattr(method, "__code__")]
-    for code in codes:  # also those in them, as of comprehensions
+    for code in codes:  # including nested ones, as of comprehensions
         codes += [one for one in code.co_consts if isinstance(one, CodeType)]
     texts = {text for code in codes for text in code.co_consts if isinstance(text, str)}
     numbered = {name for name in offered if name[-1:].isdigit() and name.rstrip("0123456789") in texts}

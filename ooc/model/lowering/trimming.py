@@ -38,11 +38,11 @@ class Trimmed(nn.Module):
         super().__init__()
         self.model = model
         self.plan = plan
-        # Its layers as they are called, for who asks what a module consists of.
+        # Its layers in the order of calls, for code that lists a module's parts.
         self.calls = nn.ModuleList(self.get_submodule(name) for name in plan.modules)
         for name, constant in plan.constants.items():
             self.register_buffer(name, constant, persistent=False)
-        # Asked before anybody wraps their forward, as saving what they save elsewhere does.
+        # Determined before their forward is wrapped, as offloading does.
         called = ((name, self.get_submodule(name)) for name in plan.modules)
         self.given_targets = frozenset(n for n, m in called if type(m) in _TAKES_TARGETS and not replaced_functions(m))
 
@@ -83,7 +83,7 @@ class _TrimPlan:
         return list(dict.fromkeys(str(node.target) for node in self.after if node.op == "call_module"))
 
     def __deepcopy__(self, memo: object) -> Self:
-        return self  # of the module's copy it says the same
+        return self  # also true for a copy of the module
 
     @classmethod
     def of(cls, graph: fx.Graph, known: Mapping[fx.Node, Any], constants: dict[str, Tensor]) -> Self | None:
@@ -97,7 +97,7 @@ class _TrimPlan:
                 after |= dict.fromkeys(node.all_input_nodes, 0)
                 continue
             if node not in after:
-                continue  # nobody reads it
+                continue  # no later layer reads it
             if isinstance(value, OneBatch) or (follows_edges and not isinstance(value, Value)):
                 return None
             of_all = getattr(node.target, "__name__", node.target) in ARITHMETIC and any(
@@ -152,9 +152,9 @@ class _TrimmedRun(fx.Interpreter):
             if isinstance(what, Graph):
                 return found[:, :edges]
             if isinstance(what, EdgeInput | EdgeCall):
-                whole = isinstance(plan.known.get(n), EdgeInput | EdgeCall)  # columns of it, for who knows which edges
+                whole = isinstance(plan.known.get(n), EdgeInput | EdgeCall)  # slices of columns, for unknown edges
                 return found if found is None or whole else found[:edges]
-            if isinstance(what, Parts) and isinstance(found, Tensor):  # truths
+            if isinstance(what, Parts) and isinstance(found, Tensor):  # booleans
                 return found[:rows]
             return _with_row_count(what, found, rows)
 

@@ -435,7 +435,7 @@ class Dropout(Value):
         self.entries_per_row = source.entries_per_row
 
     def compute(self, inputs: Sequence[Any], rows: Rows, *, record: bool) -> Any:
-        if self.entries_per_row is not None:  # of features, which have no gradient
+        if self.entries_per_row is not None:  # features have no gradient
             return inputs[0].dropped(rows.seed, rows.epoch, self.site, rows.start, self.p)
         scale = self._scale(inputs[0], rows)
         if record:
@@ -498,7 +498,7 @@ class Rowwise(Value):
 
     @property
     def gradient_numel(self) -> int:
-        return super().gradient_numel + 4 * self.total_numbers  # of a tile, forward or backward, in float64
+        return super().gradient_numel + 4 * self.total_numbers  # a tile's sums, forward or backward, in float64
 
     def needs(self) -> tuple[Value, ...]:
         return self.inputs[: len(self.inputs) - len(self.moments)]

@@ -175,7 +175,7 @@ class _StandInData(Data):  # type: ignore[misc]  # PyG is not typed
 
 def _missing_data_error(name: str) -> ModelError:
     why = f"its forward asks data for {name}, which it is not given: data has x, edge_index and what edges carry"
-    if name in ("pos", "z", "norm", "pe") or name.endswith("_pe"):  # as PyG's transforms call them
+    if name in ("pos", "z", "norm", "pe") or name.endswith("_pe"):  # as PyG's transforms name them
         why += f"; columns beside x are given as some of it: data.x = torch.cat([data.x, data.{name}], dim=-1)"
     elif name in ("n_id", "node_id"):
         why += "; rows of weights for nodes by their numbers are an embedding: embedding=64 trains such"
@@ -205,14 +205,14 @@ def as_data(
     several types if rows are given in dictionaries."""
     if not isinstance(rows, dict):
         of_all = frozenset(left_out.get("", ()))
-        if "adj_t" in of_all:  # which edges came as
+        if "adj_t" in of_all:  # the edges were given as adj_t
             others = {"adj_t": edges, **others}
         data = _StandInData(x=rows, edge_index=edges, **others)
         data.__dict__["_left_out"] = of_all.difference(others)
         return data
     data = HeteroData()
     for kind, names in left_out.items():
-        nodes = data[kind]  # which is there from now on, with nothing, too
+        nodes = data[kind]  # from now on it exists, possibly as None
         for name in names:
             nodes[name] = _UnknownAttribute(name)
     for name, by_type in {"x": rows, "edge_index": edges, **others}.items():
@@ -248,7 +248,7 @@ def both_types(first: Tensor, second: Tensor) -> Tensor:
     return torch.cat((first, second))
 
 
-fx.wrap("side_by_side")  # each is one call of a trace
+fx.wrap("side_by_side")  # each is one call in the trace
 fx.wrap("both_types")
 
 
@@ -258,7 +258,7 @@ def with_arguments(kind: type[nn.Module], names: Sequence[str], *args: Any, **op
     return whole(*args, **options)
 
 
-@cache  # for as many as there are, traces take longer: they patch nn.Module, and Python looks at all its subclasses
+@cache  # each further one slows traces: they patch nn.Module, and Python visits all its subclasses
 def _with_arguments(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
     source = f"lambda self, {', '.join(names)}: self.call({', '.join(names)})"
-    return type("_Whole", (kind,), {"forward": eval(compile(source, __file__, "eval"))})  # no line of the model
+    return type("_Whole", (kind,), {"forward": eval(compile(source, __file__, "eval"))})  # not a line of the model

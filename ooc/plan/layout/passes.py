@@ -151,7 +151,8 @@ class RowPass:
     @cached_property
     def stores(self) -> tuple[str, ...]:
         names, pulled = self.stage.stores, self.pulled
-        if self.sweeps is None and pulled in names:  # what the pass before has stored, all of it, is not stored again
+        # Results that the pass before stored completely are not stored again.
+        if self.sweeps is None and pulled in names:
             names = tuple(name for name in names if name != pulled)
         return names if self.pull is None else (*names, *self.pull.added_to)
 

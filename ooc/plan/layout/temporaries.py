@@ -39,7 +39,7 @@ def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Worklo
         tile = workload.tile_rows
         at_once = min(item.rows, tile, item.stage.rows_at_once)
         nbytes = at_once * item.stage.scratch_bytes_per_row
-        if item.sweeps is not None:  # what is pulled of the last slab, and all that is pulled put together
+        if item.sweeps is not None:  # what is pulled of the last slab, and all pulled columns concatenated
             pull, grid = item.sweeps.pull, matrices[item.sweeps.pull.source].grid
             width = grid.columns + pulled_columns(item, grid)
             nbytes += at_once * pull.output_columns(width, grid.columns) * workload.pulled_itemsize
@@ -70,7 +70,7 @@ def _edges_nbytes(item: Pass, pull: Pull, workload: Workload, tile: int, share: 
     topology, rows = workload.topologies[pull.direction], min(item.rows, tile)
     heaviest = heaviest_tiles(topology, workload.tile_rows, item.rows, tile)
     carried = 2 * workload.part_edges * (isinstance(item, ColumnPass) and item.edges_at_once is not None)
-    most, second = (edges_in_memory(item, edges) + carried for edges in heaviest)  # as what two parts come to
+    most, second = (edges_in_memory(item, edges) + carried for edges in heaviest)  # the sum of two parts
     beside = _BYTES_PER_TILE_EDGE
     kind = pull.per_edge
     if kind is not None and not kind.edges_at_once:
@@ -81,7 +81,7 @@ def _edges_nbytes(item: Pass, pull: Pull, workload: Workload, tile: int, share: 
     elif workload.parts is not None or pull.is_opaque:
         marks = _MARKS_OF_AN_EDGE if workload.parts is None else _MARKS_OF_AN_EDGE_ON_A_DEVICE
         beside = marks + topology.index_itemsize
-    beside += topology.edge_bytes(pull.edge_data) - topology.index_itemsize  # put together from several frames
+    beside += topology.edge_bytes(pull.edge_data) - topology.index_itemsize  # concatenated from several frames
     beside += 2 * workload.pulled_itemsize * (EdgeData.WEIGHT in pull.edge_data)  # converted, some left out
 
     def of_edges(edges: int) -> int:
@@ -94,7 +94,7 @@ def _edges_nbytes(item: Pass, pull: Pull, workload: Workload, tile: int, share: 
     if kind is not None:
         together += _waiting_nbytes(kind, most, second, rows, workload)
         if kind.waiting_bytes_per_edge and most > kind.waiting_edges and workload.threads > 1:
-            together += of_edges(second)  # each thread computes while the heaviest tile is computed once more
+            together += of_edges(second)  # each thread computes, and the heaviest tile counts once more
     return together
 
 

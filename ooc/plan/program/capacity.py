@@ -276,7 +276,7 @@ class Capacity:
                 line += f"its budget is {gpu_budget}"
             elif (
                 need - self._spare_host_bytes(layout) <= limits.device_bytes
-            ):  # not the arena's: no host budget makes up for it
+            ):  # outside of the arena: a host budget cannot replace it
                 line = f"parameters and what layers compute in need {format_size(device)} of the gpu budget alone, "
                 line += f"which is {gpu_budget}"
             else:

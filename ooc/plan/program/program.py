@@ -380,7 +380,7 @@ class Unrolling:
         for frame in [frame for frame in wanted if frame not in taken]:
             follow(frame)
         lying = {*self.where.values(), *home.values()}
-        while wanted:  # what is left goes round in circles: one block steps aside
+        while wanted:  # the rest are cycles: one block moves aside
             block = next(iter(wanted.values()))
             origin = self.where[block]
             aside = next(f for f in range(len(self.frames.group_of)) if f not in lying)

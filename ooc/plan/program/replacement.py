@@ -227,7 +227,7 @@ def _belady_epoch(uses: Uses, begins: frozenset[int], may_carry: frozenset[int] 
             if then >= count and may_carry is not None and block not in may_carry:
                 continue
             if block in passed_by:
-                continue  # never was in a frame
+                continue  # was never in a frame
             if then < count:
                 at = first[then]
             else:

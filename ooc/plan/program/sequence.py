@@ -365,7 +365,7 @@ def _sharded_uses(
     copies, direct = _written_blocks(item, passes, layout, workload), direct_slabs(passes, item)
     steps: list[Step] = []
     spans: list[Span] = []
-    begun = [first] * item.turns_at_once  # the first steps of this turn, and before it of the one before
+    begun = [first] * item.turns_at_once  # the first steps of this turn and of the one before
     for slab in range(workload.share.rank, item.slabs, item.processes):
         begun, stored = [*begun[1:], first + len(steps)], item.turn(slab)
         for rows in (*filter(None, others), own):

@@ -87,7 +87,7 @@ def _verify_order(plan: Plan) -> None:
                 learnt = plan.matrices[name].matrix.kind is Kind.LEARNT and name not in later and not plan.has_tiers
                 _require(learnt, f"{program}: pass {item.index} replaces {name}, which is not for it to do")
             both = reads & writes - replaced
-            if item.sweeps is not None:  # it reads some slabs of this, and writes another
+            if item.sweeps is not None:  # it reads some slabs of this matrix, and writes another
                 both.discard(item.sweeps.output)
             _require(not both, f"{program}: pass {item.index} reads and writes {both}")
             written |= writes
@@ -245,7 +245,7 @@ def _verify_low_blocks(plan: Plan, program: str) -> None:
     firsts, lasts, blocks, uses = unrolled.uses.spans.columns
     at = 0
     for item in passes:
-        used: dict[int, int] = {}  # block → the last step that it is in use by
+        used: dict[int, int] = {}  # block → the last step that uses it
         for number in range(*unrolled.bounds[item.index]):
             used = {block: last for block, last in used.items() if last >= number}
             while at < len(firsts) and firsts[at] <= number:
@@ -326,9 +326,9 @@ class _Replay:
         self.written = _blocks_where(Use.WRITE, program)
         self.beginning = zip(*program.uses.spans.columns, strict=True)  # by first step
         self.next = next(self.beginning, None)  # the first use that has not begun
-        self.ending: dict[int, list[int]] = {}  # by last step: the blocks of those that have not ended
-        self.open: list[Region] = []  # of the pass that runs
-        self.busy: dict[int, int] = {}  # block → spans that it is in use by
+        self.ending: dict[int, list[int]] = {}  # by last step: the blocks of spans that have not ended
+        self.open: list[Region] = []  # of the running pass
+        self.busy: dict[int, int] = {}  # block → spans that use it
         self.filled: set[int] = {block for block, _ in program.warm}
 
     def run(self) -> None:
@@ -423,7 +423,7 @@ class _Replay:
             if use.writes:
                 filled.add(block)
                 self.written.add(block)
-                self.stored.discard(block)  # what lies below is out of date
+                self.stored.discard(block)  # the copy below is outdated
             busy[block] = busy.get(block, 0) + 1
             ending.setdefault(last, []).append(block)
 

@@ -107,7 +107,7 @@ class Condenser:
         parts: list[Lane | Peaks] = [lane for lanes in self._lanes.values() for lane in lanes]
         parts += [peaks for _, peaks in self._memory.values()]
         end_s = epoch_s
-        for _ in range(2):  # once to hold the epoch, and once more so that the pieces of all are as long
+        for _ in range(2):  # to hold the epoch, and so that all pieces are equally long
             for part in parts:
                 part.widen(end_s)
             end_s = max((part.piece_s for part in parts), default=0.0) * PIECES / 2

@@ -51,8 +51,8 @@ class Replay:
         self.computing: dict[Portion, Computing] = {}  # of this pass
         self.retained = plan.retained_bytes / max(1, plan.retainable_bytes)
         self.buckets: dict[tuple[str, int, int], int] = {}  # (matrix, pass, bucket) of what has no blocks → ticket
-        self.streaming: list[int] = []  # tickets of what this pass has written of such
-        self.unhidden = 0.0  # seconds that the next step takes longer for what has been sent off
+        self.streaming: list[int] = []  # tickets of this pass's writes of such matrices
+        self.unhidden = 0.0  # seconds that enqueued requests add to the next step
         self.waits: dict[Resource, float] = {}  # seconds that this pass has waited
         self._beside_bytes = plan.fixed_host_bytes
 
@@ -206,7 +206,7 @@ class Replay:
             self.leaving[self.where[block]] = ticket
             self.on_their_way[block] = ticket
         item, step = self.plan.programs[self.name][at], self.program.steps[t]
-        nbytes = streamed_write_bytes(item, self.plan.matrices)  # of what has no blocks: as much for every row
+        nbytes = streamed_write_bytes(item, self.plan.matrices)  # for matrices without blocks: the same for every row
         if nbytes:
             nbytes = nbytes * step.stop // item.rows - nbytes * step.start // item.rows
             self.streaming.append(self._send(WRITE, nbytes, at))
@@ -239,7 +239,7 @@ class Replay:
         return self._send(WRITE, self.plan.blocks.nbytes(block), at)
 
     def _send(self, direction: int, nbytes: int, at: int) -> int:
-        hardware = self.hardware  # what a block takes of the processor, the threads that compute do not have
+        hardware = self.hardware  # processor time spent on a block is lost to computing threads
         self.unhidden += hardware.moving_s(nbytes) + (1 - hardware.overlap) * nbytes / self.drive.rates[direction]
         return self.drive.send(direction, nbytes, at, self.now)
 

@@ -48,7 +48,7 @@ class DeviceReplay(Replay):
         self._vacant_s = 0.0
         """When the kernels end that have used frames which are given away now."""
         self._copying_s = 0.0
-        self._beside_bytes = 0  # what lies on the host is no part of this memory
+        self._beside_bytes = 0  # blocks on the host are not in this memory
 
     def _drain(self) -> float:
         below_s = self.host.drain()
@@ -185,7 +185,7 @@ class HostTier:
         self._written: dict[int, int] = {}  # block → ticket of its write
         self._summed_s: dict[int, float] = {}  # block → when its checksum is known
         self._passing: dict[int, int] = {}  # frame → ticket of PCIe
-        self._leaving: dict[int, int] = {}  # frame → block that is written out of it
+        self._leaving: dict[int, int] = {}  # frame → block being written from it
         self._unsaved: dict[int, tuple[int, int]] = {}  # block → ticket of PCIe, and pass; in order
         self._postponed: dict[int, int] = {}  # block to be read → pass; in order
 

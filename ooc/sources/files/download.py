@@ -26,7 +26,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TypeVar
 
 import requests
-from urllib3.exceptions import HTTPError  # Of a connection that breaks while its answer is read.
+from urllib3.exceptions import HTTPError  # Raised by a connection that breaks while its response is read.
 
 from ooc.errors import BudgetError, SourceError, as_error
 from ooc.events import Listener, reported
@@ -132,7 +132,7 @@ class _Part:
         self._key = {"url": url, **asdict(served), "step": self._step}
         self._complete_ranges = self._recorded_ranges()
         if not self._complete_ranges:
-            self._record.unlink(missing_ok=True)  # First: the record never speaks of a file that is not there.
+            self._record.unlink(missing_ok=True)  # Removed first: the record must never describe a missing file.
             with self.path.open("wb") as file:
                 file.truncate(served.size)
         self.received = sum(stop - start for start, stop in self._ranges if start in self._complete_ranges)
@@ -185,7 +185,7 @@ def _fetch_all(part: _Part) -> None:
             pool.shutdown()
         except BaseException as error:
             stopped.set()
-            # A connection that waits for the server notices when its timeout is over: whoever interrupts does not wait.
+            # A waiting connection notices only after its timeout; an interrupt does not wait for that.
             pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
             raise
 
@@ -202,7 +202,7 @@ def _fetch_range(session: requests.Session, part: _Part, start: int, stop: int, 
         with _get(session, part.url, (at, stop) if in_ranges else None) as response:
             _check_answer(response, at, part.served)
             while at < stop and not stopped.is_set() and (data := response.raw.read(min(_PIECE_BYTES, stop - at))):
-                with as_error(BudgetError, f"{part.path} cannot be written"):  # No use in trying again.
+                with as_error(BudgetError, f"{part.path} cannot be written"):  # Retrying would not help.
                     file.seek(at)
                     file.write(data)
                 at += len(data)

@@ -19,7 +19,7 @@ _MOST_BLOCK_BYTES = 1 << 20
 _LEAST_BLOCK_BYTES = 1 << 16
 _PACKED = 4  # Bytes of text that a compressed one is, for estimates.
 _PARSING_BYTES = 24  # A byte of text takes that many while it is parsed.
-# A zstd block is at least 4 bytes and becomes at most 128 KiB: what so many bytes in give is at most 32 MiB.
+# A zstd block takes at least 4 bytes and gives at most 128 KiB, so this input gives at most 32 MiB.
 _ZSTD_BYTES = 1 << 10
 _ZSTD_WINDOW_BYTES = 128 << 20
 

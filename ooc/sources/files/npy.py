@@ -56,7 +56,7 @@ class NpyArray:
             begin = io.BytesIO(read_exactly(stream, min(self._blob.size, _MOST_HEADER_BYTES), self.name))
         try:
             shape, column_major, dtype = _HEADERS[np.lib.format.read_magic(begin)](begin)
-        except Exception as error:  # Its text is evaluated as a literal, which raises nearly anything.
+        except Exception as error:  # The header is evaluated as a literal, which may raise almost anything.
             what = f"it is no npy file of version 1 or 2, or its header is not numpy's ({type(error).__name__})"
             raise damaged(self.name, what) from error
         if dtype.hasobject:
@@ -156,7 +156,7 @@ class NpyArray:
         place = self._begin + first * self.dtype.itemsize
         if self._blob.inside is None:
             stream.seek(place)
-        else:  # zipfile gives up comparing checksums where a member is sought in
+        else:  # zipfile stops verifying a member's checksum after a seek
             skip(stream, place, self.name)
 
 

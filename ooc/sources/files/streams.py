@@ -104,7 +104,7 @@ def size_of(path: Path) -> int:
 
 def gunzipped(blob: Blob) -> IO[bytes]:
     """Open the content of ``blob``, one or more gzip members, whose checksums are verified at their last bytes."""
-    if not blob.size:  # gzip takes it for what is empty
+    if not blob.size:  # gzip would treat it as empty
         raise damaged(blob.name, "it ends too early")
     return cast(IO[bytes], gzip.GzipFile(fileobj=blob.open()))
 

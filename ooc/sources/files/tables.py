@@ -236,7 +236,7 @@ class ParquetTable(ValueTable):
                 found[name] = ColumnKind.TEXTS
             elif name in flat and head is not None:
                 found[name] = kind_of(["" if cell is None else str(cell) for cell in head.column(name).to_pylist()])
-            else:  # Lists of numbers; what else it may be is refused where it is read.
+            else:  # Lists of numbers; anything else is refused when it is read.
                 found[name] = ColumnKind.NUMBERS
         return found
 
@@ -278,7 +278,7 @@ def kind_of_values(values: list[Any]) -> ColumnKind:
     if there and all(isinstance(value, bool | np.bool_) for value in there):
         return ColumnKind.TRUTH
     if any(isinstance(value, list | tuple | np.ndarray) for value in there):
-        return ColumnKind.NUMBERS  # What else it may be is refused where it is read.
+        return ColumnKind.NUMBERS  # Anything else is refused when it is read.
     return kind_of([str(value) for value in there])
 
 
@@ -343,7 +343,7 @@ def _to_int(value: Any) -> int:
     if isinstance(value, float) and abs(value) >= MOST_EXACT:  # It may have been another one.
         raise Rounded
     number = int(value)
-    if number != value:  # as of a decimal
+    if number != value:  # for instance of a decimal
         raise ValueError("no whole number")
     if not -(2**63) <= number < 2**63:
         raise ValueError("past 64 bits")

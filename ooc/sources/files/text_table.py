@@ -124,7 +124,7 @@ class TextTable(LineTable):
         columns, numbers = len(self.columns), (Cells.WHOLE, Cells.REAL)
         found: Block = {}
         try:
-            if self._delimiter is None and not {*wanted.values()} - {*numbers}:  # How many there are must be seen.
+            if self._delimiter is None and not {*wanted.values()} - {*numbers}:  # The number of columns must be known.
                 kinds = [(name, _TYPES[wanted.get(name, Cells.REAL)]) for name in self.columns]
                 rows: AnyArray = np.loadtxt(io.StringIO(text), kinds, comments=None, ndmin=1)
                 found = {name: rows[name] for name in wanted}
@@ -142,7 +142,7 @@ class TextTable(LineTable):
                         found[name] = of_texts([row[at].lstrip(" ") for row in cells], kind)
         except (ValueError, OverflowError):
             return None
-        # A whole number beyond may be another one than the file has.
+        # An integer beyond this may have been rounded.
         if any((np.abs(found[name]) >= MOST_EXACT).any() for name, cells in wanted.items() if cells is Cells.REAL):
             return None
         if self._delimiter and text.count(self._delimiter) != len(next(iter(found.values()))) * (columns - 1):
@@ -216,6 +216,6 @@ class TextTable(LineTable):
 def _is_odd(text: str) -> bool:
     """Return whether an integer may be written in an irregular form, ``+7`` or ``07``."""
     codes = np.frombuffer(f"\n{text}".encode(), dtype=np.uint8)
-    digits = codes - ord("0") < 10  # In eight bits, all others wrap to more.
+    digits = codes - ord("0") < 10  # In eight bits, all other characters wrap to larger numbers.
     leading = ~digits[:-2] & (codes[:-2] != ord(".")) & (codes[1:-1] == ord("0")) & digits[2:]
     return "+" in text or bool(leading.any())

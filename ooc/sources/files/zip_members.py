@@ -32,7 +32,7 @@ class Archive:
         self._blob, self._open_blob = blob, blob.inside or blob.opening
         with reading_errors(blob.name):
             file = self._open_blob()
-            counted = _declared(file, blob)  # First: what is inflated from there on is kept, and the directory with it.
+            counted = _declared(file, blob)  # Read first: the inflated end stays cached, with the directory.
             self._zip = ZipFile(file)
             names = self._zip.namelist()
             if counted not in (None, len(names)):

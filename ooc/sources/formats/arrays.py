@@ -102,7 +102,7 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
     if not 0 < nodes <= 2**32 or (num_features < 1 and not without):
         raise SourceError(f"{options.name}: {nodes} nodes with {num_features} features cannot be converted")
     unlabelled = "y" not in arrays and not any(name in arrays for name in _SPLIT_ARRAYS)
-    if unlabelled:  # of such a graph links can be trained
+    if unlabelled:  # links of such a graph can be trained
         nothing = {"y": np.broadcast_to(np.int64(-1), (nodes,)), "train_idx": np.empty(0, dtype=np.int64)}
         arrays, unsaid = {"num_classes": np.array(1), **arrays, **nothing}, False
         options = replace(options, usual_split=None)
@@ -446,7 +446,7 @@ def _labels_by_split(data: Any) -> dict[str, AnyArray]:
     splits = [split for split in ("train", "val", "test") if f"{split}_idx" in data and f"{split}_y" in data]
     y = np.full(int(data.num_nodes), -1, dtype=np.int64)
     for split in splits:
-        with suppress(IndexError):  # which is told where lists of nodes are checked
+        with suppress(IndexError):  # reported when lists of nodes are checked
             y[np.asarray(data[f"{split}_idx"])] = np.asarray(data[f"{split}_y"])
     return {"y": y} if splits else {}
 
@@ -482,7 +482,7 @@ def _hetero_source(data: Any, request: Request) -> Source:
         raise SourceError(f"{name} has no edges")
     labelled = [kind for kind in data.node_types if getattr(data[kind], "y", None) is not None]
     with_splits = [kind for kind in data.node_types if any(name in data[kind] for name in _SPLIT_ARRAYS)]
-    if len(labelled) > 1:  # of which those that have splits are meant
+    if len(labelled) > 1:  # prefer the type that has splits
         labelled = [kind for kind in labelled if kind in with_splits] or labelled
     if len(labelled) > 1:
         told, other = " and ".join(map(repr, labelled)), labelled[1]
@@ -518,7 +518,7 @@ def _nodes_of_type(data: Any, kind: str, request: Request, *, labelled: bool) ->
     arrays: dict[str, AnyArray] = {"edge_index": np.empty((2, 0), dtype=np.int64), "num_nodes": np.array(nodes)}
     for part, tensor in given.items():
         arrays |= _tensor_arrays(tensor, part) if labelled or part == "x" else {}
-    if not labelled:  # which nobody reads
+    if not labelled:  # these are never read
         request = replace(request, split=None)
         arrays |= {"y": np.zeros(nodes, dtype=np.int64), "train_mask": np.ones(nodes, np.bool_)}
     return array_source(arrays, ArrayOptions(request=request, name=name, format="pyg", may_lack_features=True))

@@ -211,7 +211,7 @@ class _MessageInterpreter(Interpreter):
         columns = found.factors[0][2].blocks[0][0]
         channels = next(c for c in range(min(GATED_TOGETHER, columns), columns + 1) if columns % c == 0)
         sources, targets, maps, factors = list[Value](), list[Value](), list[list[_Term]](), list[Factor]()
-        carried = EdgeInput(EdgeData.FEATURES, index.relation)  # of which linear maps are taken into the function
+        carried = EdgeInput(EdgeData.FEATURES, index.relation)  # linear maps of these become part of the function
         more = () if found.added is None else ((Activation.IDENTITY, 0.0, found.added),)
         for activation, constant, matrix in (*found.factors, *more):
             ((_, terms),) = matrix.blocks

@@ -120,7 +120,7 @@ def lower_sum(conv: Any, where: str, last: EdgeCall, assembly: Assembly) -> Valu
         one, weight = argument_and_end(conv, given, name)[0], _VECTOR
         while isinstance(one, EdgeCall) and one.args[1:] in _TO_COLUMN.get(one.target, ()):
             one, weight = one.args[0], _COLUMN
-        if isinstance(one, Value) and (len(one.tail) == 1 or conv.node_dim == 0):  # taken for each edge
+        if isinstance(one, Value) and (len(one.tail) == 1 or conv.node_dim == 0):  # gathered for each edge
             inputs[name] = one
         elif one is None or isinstance(one, PLAIN):
             plain[name] = one
@@ -209,7 +209,7 @@ def _edges_of_index(conv: Any, index: Any, dtype: torch.dtype) -> _Edges | None:
     bound.apply_defaults()
     taken = bound.arguments
     if not isinstance(taken["edge_index"], Graph) or not isinstance(taken["num_nodes"], RowCount):
-        return None  # of fewer nodes, the last ones may lack their loops
+        return None  # with fewer nodes, the last ones may lack their self-loops
     if made.target is add_self_loops:
         return _Edges(taken["edge_index"], index, loops=True) if taken["edge_attr"] is None else None
     weighted = taken["edge_weight"] == _Edges(taken["edge_index"], index).weights
@@ -298,7 +298,7 @@ def calls_of_message(
         return calls_of(setting, key, where, made, **options)
     except ModelError:
         raise
-    except Exception as error:  # of the user's code, which may raise anything where stand-ins are given
+    except Exception as error:  # the user's code may raise anything when given proxies
         raise NoFormulaError(f"{where}: its message cannot be traced: {first_line(error)}") from error
 
 
