@@ -18,7 +18,7 @@ from ooc.events import ignore
 from ooc.plan import UNMEASURED, Hardware, Limits
 from ooc.plan.graphs import KNOWN
 from ooc.plan.simulate.timeline import Resource
-from ooc.report.what_if import full_axes, grid, parse_axes, steps
+from ooc.report.what_if import full_axes, grid, next_points, parse_axes
 from ooc.sizes import parse_size
 from tests.cli.conftest import RunCommand
 from tests.cli.test_run import record
@@ -229,7 +229,7 @@ def test_the_front_is_what_no_other_point_beats() -> None:
     assert front == {(g, h, s) for g in (2, 3) for h, s in ((1, 2e9), (1, 4e9), (3, 2e9))}
     assert points[1, 1, 2e9]["lacking_bytes"] == {"gpu": 1}
     assert len(planned) == 9 + 4
-    best, *_ = steps(cells, {"gpu_budget_bytes": 2, "host_budget_bytes": 2, "ssd_bytes_per_s": int(2e9)})
+    best, *_ = next_points(cells, {"gpu_budget_bytes": 2, "host_budget_bytes": 2, "ssd_bytes_per_s": int(2e9)})
     assert (best["axis"], best["to"], best["from"]["host"]) == ("host", "3 B", "2 B")
 
 

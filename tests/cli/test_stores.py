@@ -15,7 +15,7 @@ import pytest
 from ooc import cli
 from ooc.plan import UNMEASURED
 from ooc.report import conversion_tables
-from ooc.report.what_if import faster
+from ooc.report.what_if import faster_disk
 from ooc.storage.store import open_store
 from ooc.storage.traversal import nearest
 from tests.cli.conftest import RunCommand, exit_code, forked
@@ -185,7 +185,7 @@ def test_a_dry_run_goes_by_the_disk_as_it_was_measured(
     command = "convert", SOURCE, "a.ooc", "--dry-run"
     assert "times are estimates; ooc profile measures this disk" in run(*command)[1]
     before = json.loads(run(*command, "--json")[1])["seconds"]
-    slow = replace(UNMEASURED, disk=faster(UNMEASURED.disk, 1e-4))
+    slow = replace(UNMEASURED, disk=faster_disk(UNMEASURED.disk, 1e-4))
     monkeypatch.setattr(conversion_tables, "known_hardware", lambda folder: slow)
     assert run(*command)[1].endswith("times are estimates\n")
     assert json.loads(run(*command, "--json")[1])["seconds"] > 100 * before
