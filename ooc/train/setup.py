@@ -213,7 +213,7 @@ def setting_of(
     """Return the setting in which a model is lowered, from the store and ``options``.
 
     ``dtype``: the dtype it computes in. ``ignore_edge_data``: the ignored edge data (``IGNORABLE``). ``learnt``: the
-    trained embedding. ``in_batches``: it runs on edges without a matrix from which weights would be taken.
+    trained embedding. ``in_batches``: it runs on edges that are no matrix, which has products and weights.
     """
     x = store.sparse_features
     return Setting(
@@ -223,7 +223,7 @@ def setting_of(
         edge_data=edge_data_used(store, ignore_edge_data),
         num_edge_features=store.num_edge_features,
         weights_name=str(store.source.get("weights", "edge_weight")),
-        adj_t=frozenset(store.source.get("adj_t", ())) - ({"weights"} if in_batches else set()),
+        adj_t=frozenset(store.source.get("adj_t", ())) - ({"matrix", "weights"} if in_batches else set()),
         left_out=unused_attributes(store),
         inputs=inputs_of(store),
         embedding_columns={} if learnt is None else learnt.widths,

@@ -681,9 +681,13 @@ def test_layers_that_see_other_edges_in_adj_t_are_refused(first: str, second: st
         tuned_trainer(model, data, memory="64M", spill_dir=tmp_path)
 
 
-def test_batches_have_no_matrix_that_weights_are_taken_out_of(tmp_path: Path) -> None:
-    data, model = _of_matrix("GCNConv", "GCNConv")
-    with pytest.raises(ModelError, match="gives edge_weight to its convolutions, beside edge_index or adj_t"):
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    [("GCNConv", "gives edge_weight to its convolutions, beside edge_index or adj_t"), ("@", "matrix")],
+)
+def test_batches_have_no_matrix_with_weights_and_products(layer: str, why: str, tmp_path: Path) -> None:
+    data, model = _of_matrix(layer, layer)
+    with pytest.raises(ModelError, match=why):
         SampledTrainer(model, data, Sampling(fanouts=(-1, -1), batch_size=8), memory="64M", spill_dir=tmp_path)
 
 
