@@ -51,6 +51,18 @@ def tiles(draw: st.DrawFn) -> tuple[TileEdges, int]:
     return TileEdges(indices, offsets, start, nodes, loops), pulled
 
 
+def test_rows_are_prefetched_for_every_edge_some_edges_ahead() -> None:
+    counts = torch.tensor([3, 0, 40, 1, 70, 150, 2])
+    indices_E = torch.randint(0, 500, (int(counts.sum()),), generator=torch.Generator().manual_seed(0))
+    offsets_R1 = torch.cat((torch.zeros(1, dtype=torch.long), counts.cumsum(0)))
+    walk = loops.Walk.over(TileEdges(indices_E, offsets_R1, 0, 500), torch.empty(500, 1))
+    ahead = list[int]()
+    for row in range(len(counts)):
+        while loops.gather.py_func(walk, row):  # type: ignore[attr-defined]
+            ahead += walk.ahead_E[: walk.at[loops.TAKEN]].tolist()
+    assert ahead[: -loops.AHEAD] == indices_E[loops.AHEAD :].tolist()
+
+
 @given(
     tiles(), st.sampled_from(list(DTYPES)), st.integers(1, 5), st.integers(1, 40), st.booleans(), st.booleans(),
     st.sampled_from([(1, 0), (2, 0), (2, 1), (3, 3)]), st.sampled_from([0.2, 0.0, -0.5, 1.0, None]),

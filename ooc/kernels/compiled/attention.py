@@ -23,7 +23,6 @@ from ooc.kernels.compiled.lanes import (
     down,
     fma,
     load,
-    load_rows,
     number,
     row_of,
     spread,
@@ -39,10 +38,11 @@ from ooc.kernels.compiled.loops import (
     array,
     clear,
     compiled,
-    fetch,
     gather,
     matrices,
     part,
+    pull_number,
+    pull_rows,
 )
 from ooc.kernels.compiled.softmax import add_weighted, begin, differentiate, drop, fill, finish, leaky, product, weigh
 from ooc.kernels.compiled.terms import read
@@ -86,7 +86,6 @@ def attend(walk, terms, scores, source_NW, target_RV, out_RO, lse_RH):
                 columns = brought, channels, own, scores.place
                 add_scalars(walk, terms, source_NW, target_RV, row, columns, weight_HE, count)
             for head in range(heads):
-                fetch(walk, source_NW, heads - head)
                 if by_vectors:
                     begins = head * brought, head * own
                     _add_channels(walk, terms, scores, source_NW, target_RV, row, begins, head, count, False)
@@ -95,7 +94,7 @@ def attend(walk, terms, scores, source_NW, target_RV, out_RO, lse_RH):
                 shrink = weigh(weight_HE, head, count, softmax_HE)
                 drop(walk, weight_HE, head, count)
                 first, at = head * brought, head * channels
-                add_weighted(source_NW, walk.near_E, first, channels, weight_HE, head, count, out_RO, row, at, shrink)
+                add_weighted(walk, source_NW, first, channels, weight_HE, head, count, out_RO, row, at, shrink)
         for head in range(heads):
             lse_RH[row, head] = finish(softmax_HE, head, out_RO, row, head * channels, channels)
 
@@ -111,15 +110,14 @@ def pull_sources(walk, terms, scores, target, source_RW, target_NP, out_RW):
             count = walk.at[TAKEN]
             read(terms, walk, count)
             for head in range(heads):
-                fetch(walk, target_NP, heads - head)
                 first, above = head * channels, head * packed + target
                 begins = head * packed, first
                 _add_channels(walk, terms, scores, target_NP, source_RW, row, begins, head, count, True)
                 for edge in range(count):
-                    lse_HE[head, edge] = number(target_NP, near_E[edge], above + channels)
+                    lse_HE[head, edge] = pull_number(walk, target_NP, edge, above + channels)
                     d_HE[head, edge] = number(target_NP, near_E[edge], above + channels + 1)
                 _back_to_scores(walk, scores, source_RW, row, first, target_NP, above, head, count)
-                add_weighted(target_NP, near_E, above, channels, share_HE, head, count, out_RW, row, first, one)
+                add_weighted(walk, target_NP, above, channels, share_HE, head, count, out_RW, row, first, one)
                 _back_to_channels(scores, head, count, out_RW, row, first, -1, False)
 
 
@@ -138,7 +136,6 @@ def pull_targets(walk, terms, scores, source_NW, target_RV, gradient_RO, statist
                 columns = brought, channels, own, scores.place
                 add_scalars(walk, terms, source_NW, target_RV, row, columns, score_HE, count)
             for head in range(heads):
-                fetch(walk, source_NW, heads - head)
                 first, message = head * own, head * brought
                 if by_vectors:
                     begins = message, first
@@ -168,7 +165,7 @@ def _add_channels(walk, terms, scores, near_RW, own_RW, row, begins, head, count
         sums = spread_rows(zero)
         for channel in range(0, channels, NBYTES // score_HE.itemsize):
             own = load(own_RW, row, own_first + channel, own_first + channels)
-            hidden = own + load_rows(near_RW, walk.near_E, edge, near_first + channel, near_first + channels)
+            hidden = own + pull_rows(walk, near_RW, edge, near_first + channel, near_first + channels)
             for feature in range(len(terms.weight_KT)):
                 weight = load(terms.weight_KT, feature, first + channel, first + channels)
                 hidden = fma(along(terms.feature_KE, feature, edge), weight, hidden)
@@ -187,7 +184,7 @@ def _back_to_scores(walk, scores, above_RW, row, above, near_RW, first, head, co
     by_vectors, slope = len(scores.att_HC) > 0, scores.slope
     for edge in range(0, count, TOGETHER):
         channels = scores.hidden_EC.shape[1]
-        along_4 = product(above_RW, row, above, near_RW, walk.near_E, edge, first, channels)
+        along_4 = product(walk, above_RW, row, above, near_RW, edge, first, channels)
         store(d_score_HE, head, edge, edge + TOGETHER, along_4)
     leaky(score_HE, share_HE, head, count, 1.0 if by_vectors else slope)
     differentiate(walk, share_HE, d_score_HE, lse_HE, d_HE, head, count)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ooc.kernels.compiled.lanes import NBYTES, TOGETHER, fma, load, number, spread, store, total
-from ooc.kernels.compiled.loops import TAKEN, Walk, clear, compiled, fetch, gather, part
+from ooc.kernels.compiled.loops import TAKEN, Walk, clear, compiled, gather, part, pull_number
 from ooc.kernels.compiled.softmax import (
     add_weighted,
     begin,
@@ -46,7 +46,7 @@ def of_features(walk: Walk, terms: Terms, count: int) -> tuple[Matrix, ...]:
 
 @compiled
 def attend(walk, terms, scale, source_NW, query_RV, of_edges, of_features, out_RO, lse_RH):
-    heads, near_E, (weight_HE, softmax_HE), (along_HK, sum_HK) = lse_RH.shape[1], walk.near_E, of_edges, of_features
+    heads, (weight_HE, softmax_HE), (along_HK, sum_HK) = lse_RH.shape[1], of_edges, of_features
     channels = out_RO.shape[1] // heads
     for row in range(len(query_RV)):
         clear(out_RO, row)
@@ -59,17 +59,16 @@ def attend(walk, terms, scale, source_NW, query_RV, of_edges, of_features, out_R
             for edge in range(0, count, TOGETHER):
                 for head in range(heads):
                     at, key = head * channels, 2 * head * channels
-                    score = product(query_RV, row, at, source_NW, near_E, edge, key, channels) * scale
+                    score = product(walk, query_RV, row, at, source_NW, edge, key, channels) * scale
                     store(weight_HE, head, edge, edge + TOGETHER, score)
             read(terms, walk, count)
             for head in range(heads):
-                fetch(walk, source_NW, heads - head)
                 _add_features(terms, along_HK, head, count, weight_HE)
                 shrink = weigh(weight_HE, head, count, softmax_HE)
                 drop(walk, weight_HE, head, count)
                 _sum_features(terms, weight_HE, head, count, shrink, sum_HK)
                 at, value = head * channels, (2 * head + 1) * channels
-                add_weighted(source_NW, near_E, value, channels, weight_HE, head, count, out_RO, row, at, shrink)
+                add_weighted(walk, source_NW, value, channels, weight_HE, head, count, out_RO, row, at, shrink)
         for head in range(heads):
             _add_map(terms.weight_KT, sum_HK, head, channels, out_RO, row)
             lse_RH[row, head] = finish(softmax_HE, head, out_RO, row, head * channels, channels)
@@ -78,7 +77,7 @@ def attend(walk, terms, scale, source_NW, query_RV, of_edges, of_features, out_R
 @compiled
 def pull_targets(walk, terms, scale, source_NW, rows, of_edges, of_features, out_RV, map_RM):
     query_RV, gradient_RO, statistics_RS = rows
-    heads, near_E, (kept_HE, ds_HE, lse_HE, d_HE) = len(walk.scale_HE), walk.near_E, of_edges
+    heads, (kept_HE, ds_HE, lse_HE, d_HE) = len(walk.scale_HE), of_edges
     channels, features = query_RV.shape[1] // heads, len(terms.weight_KT)
     one, (along_HK, above_HK, ds_HK, kept_HK) = query_RV.dtype.type(1), of_features
     for row in range(len(query_RV)):
@@ -93,13 +92,12 @@ def pull_targets(walk, terms, scale, source_NW, rows, of_edges, of_features, out
             for edge in range(0, count, TOGETHER):
                 for head in range(heads):
                     at, key = head * channels, 2 * head * channels
-                    score = product(query_RV, row, at, source_NW, near_E, edge, key, channels) * scale
+                    score = product(walk, query_RV, row, at, source_NW, edge, key, channels) * scale
                     store(kept_HE, head, edge, edge + TOGETHER, score)
-                    above = product(gradient_RO, row, at, source_NW, near_E, edge, key + channels, channels)
+                    above = product(walk, gradient_RO, row, at, source_NW, edge, key + channels, channels)
                     store(ds_HE, head, edge, edge + TOGETHER, above)
             read(terms, walk, count)
             for head in range(heads):
-                fetch(walk, source_NW, heads - head)
                 _add_features(terms, along_HK, head, count, kept_HE)
                 _add_features(terms, above_HK, head, count, ds_HE)
                 fill(lse_HE, head, count, statistics_RS[row, 2 * head])
@@ -108,7 +106,7 @@ def pull_targets(walk, terms, scale, source_NW, rows, of_edges, of_features, out
                 _sum_features(terms, ds_HE, head, count, one, ds_HK)
                 _sum_features(terms, kept_HE, head, count, one, kept_HK)
                 at, key = head * channels, 2 * head * channels
-                add_weighted(source_NW, near_E, key, channels, ds_HE, head, count, out_RV, row, at, one)
+                add_weighted(walk, source_NW, key, channels, ds_HE, head, count, out_RV, row, at, one)
         for head in range(heads):
             _add_map(terms.weight_KT, ds_HK, head, channels, out_RV, row)
             multiply(out_RV, row, head * channels, channels, scale)
@@ -130,23 +128,22 @@ def pull_sources(walk, terms, scale, channels, source_RW, target_NP, of_edges, o
                 for head in range(heads):
                     key, query = 2 * head * channels, head * pulled
                     value, gradient = key + channels, query + channels
-                    score = product(source_RW, row, key, target_NP, near_E, edge, query, channels) * scale
+                    score = product(walk, source_RW, row, key, target_NP, edge, query, channels) * scale
                     store(kept_HE, head, edge, edge + TOGETHER, score)
-                    above = product(source_RW, row, value, target_NP, near_E, edge, gradient, channels)
+                    above = product(walk, source_RW, row, value, target_NP, edge, gradient, channels)
                     store(ds_HE, head, edge, edge + TOGETHER, above)
                     for at in range(edge, min(edge + TOGETHER, count)):
-                        lse_HE[head, at] = number(target_NP, near_E[at], gradient + channels)
+                        lse_HE[head, at] = pull_number(walk, target_NP, at, gradient + channels)
                         d_HE[head, at] = number(target_NP, near_E[at], gradient + channels + 1)
             read(terms, walk, count)
             for head in range(heads):
-                fetch(walk, target_NP, heads - head)
                 key, query = 2 * head * channels, head * pulled
                 value, gradient = key + channels, query + channels
                 if len(terms.weight_KT):
                     _add_terms(terms, target_NP, near_E, count, head, query, channels, scale, kept_HE, ds_HE)
                 differentiate(walk, kept_HE, ds_HE, lse_HE, d_HE, head, count)
-                add_weighted(target_NP, near_E, query, channels, ds_HE, head, count, out_RW, row, key, one)
-                add_weighted(target_NP, near_E, gradient, channels, kept_HE, head, count, out_RW, row, value, one)
+                add_weighted(walk, target_NP, query, channels, ds_HE, head, count, out_RW, row, key, one)
+                add_weighted(walk, target_NP, gradient, channels, kept_HE, head, count, out_RW, row, value, one)
         for head in range(heads):
             multiply(out_RW, row, 2 * head * channels, channels, scale)
 

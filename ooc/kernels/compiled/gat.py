@@ -21,10 +21,11 @@ from ooc.kernels.compiled.loops import (
     clear,
     compiled,
     computed,
-    fetch,
     gather,
     matrices,
     part,
+    pull,
+    pull_number,
 )
 from ooc.kernels.compiled.softmax import add_weighted, begin, drop, finish, leaky, multiply, tanh, weigh
 from ooc.kernels.compiled.terms import Terms, read
@@ -92,7 +93,7 @@ def _attend(walk, terms, source_NS, a_dst_RG, numbers, given, out_RW):
     groups, slices, channels, is_signed, given_slope, keep = numbers
     dtype, lanes, width = a_dst_RG.dtype, NBYTES // a_dst_RG.itemsize, out_RW.shape[1] // groups
     heads, brought, slope = groups // slices, channels + 1, dtype.type(given_slope)
-    near_E, (score_HE, weight_HE, sloped_HE, softmax_HE) = walk.near_E, given
+    score_HE, weight_HE, sloped_HE, softmax_HE = given
     for row in range(len(a_dst_RG)):
         clear(out_RW, row)
         begin(softmax_HE)
@@ -102,7 +103,6 @@ def _attend(walk, terms, source_NS, a_dst_RG, numbers, given, out_RW):
             count = walk.at[TAKEN]
             add_scalars(walk, terms, source_NS, a_dst_RG, row, (slices * brought, channels, slices, 0), score_HE, count)
             for head in range(heads):
-                fetch(walk, source_NS, heads - head)
                 shrink = dtype.type(1)
                 if is_signed:
                     _sign(score_HE, weight_HE, sloped_HE, head, count)
@@ -116,23 +116,23 @@ def _attend(walk, terms, source_NS, a_dst_RG, numbers, given, out_RW):
                 for group in range(head * slices, (head + 1) * slices):
                     first, at = group * brought, group * width
                     if not keep:
-                        add_weighted(
-                            source_NS, near_E, first, channels, weight_HE, head, count, out_RW, row, at, shrink
-                        )
+                        add_weighted(walk, source_NS, first, channels, weight_HE, head, count, out_RW, row, at, shrink)
                         continue
                     for channel in range(0, channels, 2 * lanes):  # two registers, so that no sum waits for itself
                         here, end, z_at, z_end = at + channel, at + channels, first + channel, first + channels
                         sloped_at, sloped_end = here + channels + 1, end + channels + 1
+                        has_other = channel + lanes < channels
                         sums = load(out_RW, row, here, end) * shrink
                         others = load(out_RW, row, here + lanes, end) * shrink
                         sloped_sums = load(out_RW, row, sloped_at, sloped_end) * shrink
                         sloped_others = load(out_RW, row, sloped_at + lanes, sloped_end) * shrink
                         for edge in range(count):
                             weight, sloped = spread(weight_HE[head, edge]), spread(sloped_HE[head, edge])
-                            z = load(source_NS, near_E[edge], z_at, z_end)
-                            other = load(source_NS, near_E[edge], z_at + lanes, z_end)
-                            sums, others = fma(weight, z, sums), fma(weight, other, others)
-                            sloped_sums, sloped_others = fma(sloped, z, sloped_sums), fma(sloped, other, sloped_others)
+                            z = pull(walk, source_NS, edge, z_at, z_end)
+                            sums, sloped_sums = fma(weight, z, sums), fma(sloped, z, sloped_sums)
+                            if has_other:
+                                z = pull(walk, source_NS, edge, z_at + lanes, z_end)
+                                others, sloped_others = fma(weight, z, others), fma(sloped, z, sloped_others)
                         store(out_RW, row, here, end, sums)
                         store(out_RW, row, here + lanes, end, others)
                         store(out_RW, row, sloped_at, sloped_end, sloped_sums)
@@ -153,7 +153,7 @@ def add_scalars(walk, terms, near_RW, own_RW, row, columns, score_HE, count):
     for head in range(len(score_HE)):
         place, own = head * near_columns + near_column, own_RW[row, head * own_columns + own_column]
         for edge in range(count):
-            score = number(near_RW, walk.near_E[edge], place) + own
+            score = pull_number(walk, near_RW, edge, place) + own
             for feature in range(len(terms.weight_KT)):
                 score += terms.feature_KE[feature, edge] * terms.weight_KT[feature, head]
             score_HE[head, edge] = score
@@ -221,7 +221,6 @@ def _pull_sources(walk, terms, target_NS, source_RS, numbers, given, out_RS):
                 for edge in range(count):
                     d_GE[group, edge] = number(target_NS, near_E[edge], group * packed + above + channels + 1)
             for head in range(heads):
-                fetch(walk, target_NS, heads - head)
                 if is_signed:
                     _sign(score_HE, weight_HE, sloped_HE, head, count)
                 for edge in range(0, 0 if is_signed else count, lanes):
@@ -238,15 +237,16 @@ def _pull_sources(walk, terms, target_NS, source_RS, numbers, given, out_RS):
                     products, first = spread(dtype.type(0)), group * packed + above
                     for channel in range(0, channels, 2 * lanes):
                         at, end = group * width + channel, group * width + channels
-                        dz_at, dz_end = first + channel, first + channels
+                        dz_at, dz_end, has_other = first + channel, first + channels, channel + lanes < channels
                         sums, others = load(out_RS, row, at, end), load(out_RS, row, at + lanes, end)
                         sloped_sums = sloped_others = spread(dtype.type(0))
                         for edge in range(count):
                             weight, sloped = spread(weight_HE[head, edge]), spread(sloped_HE[head, edge])
-                            dz = load(target_NS, near_E[edge], dz_at, dz_end)
-                            other = load(target_NS, near_E[edge], dz_at + lanes, dz_end)
-                            sums, others = fma(weight, dz, sums), fma(weight, other, others)
-                            sloped_sums, sloped_others = fma(sloped, dz, sloped_sums), fma(sloped, other, sloped_others)
+                            dz = pull(walk, target_NS, edge, dz_at, dz_end)
+                            sums, sloped_sums = fma(weight, dz, sums), fma(sloped, dz, sloped_sums)
+                            if has_other:
+                                dz = pull(walk, target_NS, edge, dz_at + lanes, dz_end)
+                                others, sloped_others = fma(weight, dz, others), fma(sloped, dz, sloped_others)
                         store(out_RS, row, at, end, sums)
                         store(out_RS, row, at + lanes, end, others)
                         products = fma(sloped_sums, load(source_RS, row, at, end), products)

@@ -552,6 +552,19 @@ def prefetch_side_by_side(_, matrix, row, column):
 
 
 @intrinsic
+def prefetch_line(_, matrix, row, column):
+    """Prefetch the cache line of one number of a matrix. There may be no such row."""
+
+    def generate(context, builder, signature, arguments):
+        constants = [_INT32(number) for number in (0, 2, 1)]  # read; to keep in all caches but the first; data
+        place = _element(context, builder, matrix, *arguments, _INT8)
+        _call(builder, "llvm.prefetch.p0", ir.VoidType(), [place, *constants])
+        return context.get_dummy_value()
+
+    return types.void(matrix, types.intp, types.intp), generate
+
+
+@intrinsic
 def prefetch(_, matrix, row, columns):
     """Prefetch the cache lines of ``columns`` columns of a row of ``matrix``."""
 

@@ -25,14 +25,16 @@ from numba.core.caching import FunctionCache, IndexDataCacheFile
 from torch import Tensor
 
 from ooc.errors import StoreError
-from ooc.kernels.compiled.lanes import TOGETHER, prefetch
+from ooc.kernels.compiled.lanes import TOGETHER, load, load_halves, load_rows, number, prefetch_line
 from ooc.kernels.dropout.edges import UNSORTED, EdgeDropout
 from ooc.kernels.edges import AnyIntegers, SelfLoops, TileEdges, highest_row
 from ooc.kernels.memory import EDGES as EDGES
 from ooc.plan.workload import Direction
 
-ROW, CURSOR, FETCHED, LAST, REPEATS, TAKEN = range(6)
+ROW, CURSOR, LAST, REPEATS, TAKEN = range(5)
 """The places of a walk's state in ``Walk.at``."""
+AHEAD = 32
+"""How many edges behind each that is taken now rows are prefetched."""
 
 
 _WRITTEN = sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()
@@ -120,8 +122,9 @@ class Walk(NamedTuple):
     matrix; neighbours at and beyond are absent. ``adds_loops``: every row gets one self-loop instead of those stored.
 
     The edges taken now: their neighbours, which of the tile's edges they are (added self-loops follow the tile's edges,
-    in the order of rows), and their dropout factors. ``at``: the row, where its edges continue, up to where neighbours
-    have been prefetched, the last neighbour, how many before it are the same, and how many edges are taken now.
+    in the order of rows), their dropout factors, and as many neighbours of later edges, whose rows are to be prefetched
+    (``pull``). ``at``: the row, where its edges continue, the last neighbour, how many before it are the same, and how
+    many edges are taken now.
     """
 
     indices_E: AnyIntegers
@@ -133,6 +136,7 @@ class Walk(NamedTuple):
     near_E: npt.NDArray[np.int64]
     place_E: npt.NDArray[np.int64]
     scale_HE: npt.NDArray[Any]
+    ahead_E: npt.NDArray[np.int64]
     at: npt.NDArray[np.int64]
 
     @classmethod
@@ -150,7 +154,8 @@ class Walk(NamedTuple):
             Masks.of(dropout, direction, heads.start),
             *(np.empty(EDGES, np.int64), np.empty(EDGES, np.int64)),
             torch.empty(len(heads), EDGES, dtype=computed(pulled)).numpy(),
-            np.full(6, -1),
+            np.empty(EDGES, np.int64),
+            np.full(5, -1),
         )
 
 
@@ -178,7 +183,8 @@ def gather(walk, row):
     at, near_E, own, count = walk.at, walk.near_E, walk.start + row, 0
     if at[ROW] != row:
         at[ROW], at[CURSOR], at[LAST] = row, walk.offsets_R1[row], -1
-    cursor, stop = at[CURSOR], walk.offsets_R1[row + 1]
+    cursor = first = at[CURSOR]
+    stop = walk.offsets_R1[row + 1]
     while cursor < stop and count < EDGES:
         other = walk.indices_E[cursor]
         if other < walk.pulled and not (walk.adds_loops and other == own):
@@ -191,24 +197,52 @@ def gather(walk, row):
             count += 1
         cursor += 1
     at[CURSOR], at[TAKEN] = cursor, count
+    last = len(walk.indices_E) - 1
+    for edge in range(count):
+        walk.ahead_E[edge] = walk.indices_E[min(first + edge + AHEAD, last)]
     for edge in range(count, -(-count // TOGETHER) * TOGETHER):
-        near_E[edge] = near_E[count - 1]
+        near_E[edge], walk.ahead_E[edge] = near_E[count - 1], walk.ahead_E[count - 1]
     if walk.masks.drops:
         draw(walk, own, count)
     return count > 0
 
 
 @part
-def fetch(walk, matrix, times):
-    """While a row's edges are computed with, prefetch rows of ``matrix`` that the following ``EDGES`` edges pull. Each
-    call prefetches its share of them, so that memory is always busy."""
-    at = walk.at
-    begin = max(at[FETCHED], at[CURSOR])
-    end = begin + (min(at[CURSOR] + EDGES, len(walk.indices_E)) - begin) // times
-    for place in range(begin, end):
-        if walk.indices_E[place] < walk.pulled:
-            prefetch(matrix, walk.indices_E[place], matrix.shape[1])
-    at[FETCHED] = max(begin, end)
+def pull(walk, matrix, edge, column, limit):
+    """Load ``Lanes`` of the row of ``matrix`` that an edge taken now pulls, and prefetch the same columns of the row
+    that the edge ``AHEAD`` behind those taken now pulls. One cache line at a time, memory is always busy, and never so
+    busy that loads wait."""
+    prefetch_line(matrix, walk.ahead_E[edge], column)
+    return load(matrix, walk.near_E[edge], column, limit)
+
+
+@part
+def pull_number(walk, matrix, edge, column):
+    """As ``pull``, for one number."""
+    prefetch_line(matrix, walk.ahead_E[edge], column)
+    return number(matrix, walk.near_E[edge], column)
+
+
+@part
+def pull_rows(walk, matrix, edge, column, limit):
+    """As ``pull``, for the ``TOGETHER`` edges from ``edge`` on."""
+    for one in range(TOGETHER):
+        prefetch_line(matrix, walk.ahead_E[edge + one], column)
+    return load_rows(matrix, walk.near_E, edge, column, limit)
+
+
+@part
+def pull_halves(walk, matrix, edge, halves, like):
+    """As ``pull``, for ``load_halves``."""
+    fetch_halves(walk, matrix, edge, halves)
+    return load_halves(matrix, walk.near_E[edge], halves, like)
+
+
+@part
+def fetch_halves(walk, matrix, edge, halves):
+    """Prefetch what ``pull_halves`` prefetches."""
+    prefetch_line(matrix, walk.ahead_E[edge], halves[0])
+    prefetch_line(matrix, walk.ahead_E[edge], halves[1])
 
 
 @part

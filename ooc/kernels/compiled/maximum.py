@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ooc.kernels.compiled.lanes import NBYTES, evens, larger, load, odds, spread, store, where_equal
-from ooc.kernels.compiled.loops import TAKEN, Walk, array, clear, compiled, computed, fetch, gather
+from ooc.kernels.compiled.loops import TAKEN, Walk, array, clear, compiled, computed, gather, pull
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.tensors import typed
 
@@ -40,10 +40,9 @@ def _pull_maxima(walk, source_NW, found_2W, keep, out_RK):
             count = walk.at[TAKEN]
             edges += count
             for column in range(0, width, lanes):
-                fetch(walk, source_NW, -((column - width) // lanes))
                 before = highest = load(found_2W, 0, column, width)
                 for edge in range(count):
-                    highest = larger(highest, load(source_NW, near_E[edge], column, width))
+                    highest = larger(highest, pull(walk, source_NW, edge, column, width))
                 store(found_2W, 0, column, width, highest)
                 if keep:
                     ties = where_equal(before, highest, load(found_2W, 1, column, width), zero)
@@ -60,16 +59,15 @@ def _pull_maxima(walk, source_NW, found_2W, keep, out_RK):
 @compiled
 def _pull_sources(walk, target_NK, source_RW, out_RW):
     lanes, width = NBYTES // source_RW.itemsize, source_RW.shape[1]
-    near_E, zero = walk.near_E, spread(source_RW.dtype.type(0))
+    zero = spread(source_RW.dtype.type(0))
     for row in range(len(source_RW)):
         clear(out_RW, row)
         while gather(walk, row):
             count = walk.at[TAKEN]
             for column in range(0, width, lanes):
-                fetch(walk, target_NK, -((column - width) // lanes))
                 own, sums = load(source_RW, row, column, width), load(out_RW, row, column, width)
                 for edge in range(count):
-                    first = load(target_NK, near_E[edge], 2 * column, 2 * width)
-                    second = load(target_NK, near_E[edge], 2 * column + lanes, 2 * width)
+                    first = pull(walk, target_NK, edge, 2 * column, 2 * width)
+                    second = pull(walk, target_NK, edge, 2 * column + lanes, 2 * width)
                     sums = sums + where_equal(own, evens(first, second), odds(first, second), zero)
                 store(out_RW, row, column, width, sums)

@@ -17,7 +17,6 @@ from ooc.kernels.compiled.lanes import (
     higher,
     largest,
     load,
-    load_rows,
     spread,
     spread_rows,
     store,
@@ -25,7 +24,7 @@ from ooc.kernels.compiled.lanes import (
     totals,
     where_positive,
 )
-from ooc.kernels.compiled.loops import EDGES, part
+from ooc.kernels.compiled.loops import EDGES, part, pull, pull_rows
 
 
 @part
@@ -114,32 +113,32 @@ def tanh(lanes, one):
 
 
 @part
-def product(own, row, own_at, matrix, near_E, edge, at, channels):
+def product(walk, own, row, own_at, matrix, edge, at, channels):
     """The product of columns of a row of ``own`` with those of ``TOGETHER`` neighbours from ``edge`` on."""
     sums = spread_rows(own.dtype.type(0))
     for channel in range(0, channels, NBYTES // own.itemsize):
-        near = load_rows(matrix, near_E, edge, at + channel, at + channels)
+        near = pull_rows(walk, matrix, edge, at + channel, at + channels)
         sums = fma(load(own, row, own_at + channel, own_at + channels), near, sums)
     return totals(sums)
 
 
 @part
-def add_weighted(matrix, near_E, at, channels, weight_HE, head, count, out, row, out_at, shrink):
+def add_weighted(walk, matrix, at, channels, weight_HE, head, count, out, row, out_at, shrink):
     """Add weighted columns of neighbours to those of a row of ``out``, which are first multiplied by ``shrink``."""
     lanes, end, out_end, whole = NBYTES // out.itemsize, at + channels, out_at + channels, 0
     for channel in range(0, channels - lanes, 2 * lanes):
         whole, here, other = channel + 2 * lanes, out_at + channel, out_at + channel + lanes
         sums, others = load(out, row, here, out_end) * shrink, load(out, row, other, out_end) * shrink
         for edge in range(count):
-            weight, near = spread(weight_HE[head, edge]), near_E[edge]
-            sums = fma(weight, load(matrix, near, at + channel, end), sums)
-            others = fma(weight, load(matrix, near, at + channel + lanes, end), others)
+            weight = spread(weight_HE[head, edge])
+            sums = fma(weight, pull(walk, matrix, edge, at + channel, end), sums)
+            others = fma(weight, pull(walk, matrix, edge, at + channel + lanes, end), others)
         store(out, row, here, out_end, sums)
         store(out, row, other, out_end, others)
     if whole < channels:  # one register more
         sums = load(out, row, out_at + whole, out_end) * shrink
         for edge in range(count):
-            sums = fma(spread(weight_HE[head, edge]), load(matrix, near_E[edge], at + whole, end), sums)
+            sums = fma(spread(weight_HE[head, edge]), pull(walk, matrix, edge, at + whole, end), sums)
         store(out, row, out_at + whole, out_end, sums)
 
 

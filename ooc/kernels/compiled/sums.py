@@ -26,6 +26,7 @@ from ooc.kernels.compiled.lanes import (
     load,
     load_halves,
     log_of_more,
+    prefetch_line,
     row_of,
     seconds,
     spread,
@@ -36,7 +37,7 @@ from ooc.kernels.compiled.lanes import (
     where_equal,
     where_positive,
 )
-from ooc.kernels.compiled.loops import EDGES, TAKEN, clear, compiled, fetch, gather, part
+from ooc.kernels.compiled.loops import EDGES, TAKEN, clear, compiled, fetch_halves, gather, part, pull, pull_halves
 from ooc.kernels.compiled.softmax import tanh
 from ooc.kernels.compiled.terms import read
 from ooc.kernels.functions import Activation, Product, gated
@@ -97,7 +98,7 @@ def registers(out: Matrix) -> Matrix:
 
 @compiled
 def product(walk, terms, factors, source_NW, target_RV, groups, term_EL, out_RO):
-    near_E, lanes, channels = walk.near_E, NBYTES // out_RO.itemsize, out_RO.shape[1] // groups
+    lanes, channels = NBYTES // out_RO.itemsize, out_RO.shape[1] // groups
     blocks, zero, one = _blocks(groups, channels, lanes), spread(out_RO.dtype.type(0)), spread(out_RO.dtype.type(1))
     of_source, of_target = factors.by_sources * channels, factors.by_targets * channels
     for row in range(len(out_RO)):
@@ -106,7 +107,6 @@ def product(walk, terms, factors, source_NW, target_RV, groups, term_EL, out_RO)
             count = walk.at[TAKEN]
             read(terms, walk, count)
             for number in range(blocks):
-                fetch(walk, source_NW, blocks - number)
                 block = _block(number, groups, channels, lanes)
                 at, source_at = _at(block, channels, 0), _if_any(block, of_source, factors.source, channels)
                 other_at = _if_any(block, of_source, factors.other_source, channels)
@@ -126,8 +126,8 @@ def product(walk, terms, factors, source_NW, target_RV, groups, term_EL, out_RO)
                     added_target = load_halves(target_RV, row, added_target_at, out_RO)
                 sums = load_halves(out_RO, row, at, out_RO)
                 for edge in range(count if factors.is_gate else 0):
-                    query = load_halves(source_NW, near_E[edge], source_at, out_RO)
-                    value = load_halves(source_NW, near_E[edge], other_at, out_RO)
+                    query = pull_halves(walk, source_NW, edge, source_at, out_RO)
+                    value = pull_halves(walk, source_NW, edge, other_at, out_RO)
                     if terms.are_there:
                         query = query + load(term_EL, edge, 0, lanes)
                         value = value + load(term_EL, EDGES + edge, 0, lanes)
@@ -135,9 +135,9 @@ def product(walk, terms, factors, source_NW, target_RV, groups, term_EL, out_RO)
                 for edge in range(0 if factors.is_gate else count):
                     value = other = zero
                     if factors.source >= 0:
-                        value = load_halves(source_NW, near_E[edge], source_at, out_RO)
+                        value = pull_halves(walk, source_NW, edge, source_at, out_RO)
                     if factors.other_source >= 0:
-                        other = load_halves(source_NW, near_E[edge], other_at, out_RO)
+                        other = pull_halves(walk, source_NW, edge, other_at, out_RO)
                     if terms.are_there:
                         value = value + load(term_EL, edge, 0, lanes)
                         other = other + load(term_EL, EDGES + edge, 0, lanes)
@@ -151,7 +151,7 @@ def product(walk, terms, factors, source_NW, target_RV, groups, term_EL, out_RO)
                     if factors.is_more:
                         value = value + added_target
                         if factors.added_source >= 0:
-                            value = value + load_halves(source_NW, near_E[edge], added_at, out_RO)
+                            value = value + pull_halves(walk, source_NW, edge, added_at, out_RO)
                         value = _activated(factors.outer_activation, factors.outer_constant, value, one)
                     sums = sums + value
                 store_halves(out_RO, row, at, sums)
@@ -177,10 +177,6 @@ def product_gradients(walk, terms, factors, source_XW, target_XV, above_XO, numb
             count = walk.at[TAKEN]
             read(terms, walk, count)
             for number in range(blocks):
-                if are_targets:
-                    fetch(walk, source_XW, blocks - number)
-                else:
-                    fetch(walk, target_XV, blocks - number)
                 block = _block(number, groups, channels, lanes)
                 source_at = _if_any(block, of_source, factors.source, channels)
                 other_source_at = _if_any(block, of_source, factors.other_source, channels)
@@ -202,6 +198,12 @@ def product_gradients(walk, terms, factors, source_XW, target_XV, above_XO, numb
                 added_sums = load_halves(out_RX, row, added_own_at, out_RX)
                 for edge in range(count if factors.is_gate else 0):
                     source, target = (near_E[edge], row) if are_targets else (row, near_E[edge])
+                    if are_targets:
+                        fetch_halves(walk, source_XW, edge, source_at)
+                        fetch_halves(walk, source_XW, edge, other_source_at)
+                    else:
+                        fetch_halves(walk, target_XV, edge, target_at)
+                        fetch_halves(walk, above_XO, edge, above_at)
                     query = load_halves(source_XW, source, source_at, out_RX)
                     value = load_halves(source_XW, source, other_source_at, out_RX)
                     if terms.are_there:
@@ -216,6 +218,12 @@ def product_gradients(walk, terms, factors, source_XW, target_XV, above_XO, numb
                     sums, other_sums = sums + d_sum, other_sums + d_value
                 for edge in range(0 if factors.is_gate else count):
                     source, target = (near_E[edge], row) if are_targets else (row, near_E[edge])
+                    if are_targets:
+                        fetch_halves(walk, source_XW, edge, source_at)
+                        fetch_halves(walk, source_XW, edge, other_source_at)
+                    else:
+                        fetch_halves(walk, target_XV, edge, target_at)
+                        fetch_halves(walk, above_XO, edge, above_at)
                     before = other_before = zero  # a load of no lanes takes as long as any
                     if factors.source >= 0:
                         before = load_halves(source_XW, source, source_at, out_RX)
@@ -321,7 +329,6 @@ def _slope(code, constant, lanes, value, one):
 
 @compiled
 def rectified(walk, terms, source_NW, eps, term_EL, out_RO):
-    near_E = walk.near_E
     dtype, lanes, columns = out_RO.dtype, NBYTES // out_RO.itemsize, out_RO.shape[1]
     zero, added, registers = spread(dtype.type(0)), spread(dtype.type(eps)), -(-columns // lanes)
     for row in range(len(out_RO)):
@@ -330,7 +337,6 @@ def rectified(walk, terms, source_NW, eps, term_EL, out_RO):
             count = walk.at[TAKEN]
             read(terms, walk, count)
             for number in range(0, registers, 2):
-                fetch(walk, source_NW, (registers + 1 - number) // 2)
                 at, other_at = _register(number, columns, lanes), _register(number + 1, columns, lanes)
                 if terms.are_there:
                     _make(walk, terms, count, at, other_at, term_EL)
@@ -338,7 +344,7 @@ def rectified(walk, terms, source_NW, eps, term_EL, out_RO):
                     begin, first = (number + half) * lanes, half * EDGES
                     sums = load(out_RO, row, begin, columns)
                     for edge in range(count):
-                        message = load(source_NW, near_E[edge], begin, columns)
+                        message = pull(walk, source_NW, edge, begin, columns)
                         if terms.are_there:
                             message = larger(message + load(term_EL, first + edge, 0, lanes), zero) + added
                         sums = sums + message
@@ -350,7 +356,6 @@ def softmax(walk, terms, source_NW, numbers, term_EL, softmax_2O, out_RO, lse_RO
     """As ``rectified``, weighted column by column by a softmax, whose highest score and sum of weights so far are in
     ``softmax_2O``."""
     eps, temperature = numbers
-    near_E = walk.near_E
     dtype, lanes, columns = out_RO.dtype, NBYTES // out_RO.itemsize, out_RO.shape[1]
     zero, added, factor = spread(dtype.type(0)), spread(dtype.type(eps)), spread(dtype.type(temperature))
     registers = -(-columns // lanes)
@@ -361,7 +366,6 @@ def softmax(walk, terms, source_NW, numbers, term_EL, softmax_2O, out_RO, lse_RO
             count = walk.at[TAKEN]
             read(terms, walk, count)
             for number in range(0, registers, 2):
-                fetch(walk, source_NW, (registers + 1 - number) // 2)
                 at, other_at = _register(number, columns, lanes), _register(number + 1, columns, lanes)
                 if terms.are_there:
                     _make(walk, terms, count, at, other_at, term_EL)
@@ -370,7 +374,7 @@ def softmax(walk, terms, source_NW, numbers, term_EL, softmax_2O, out_RO, lse_RO
                     before = load(softmax_2O, 0, begin, columns)
                     highest = before
                     for edge in range(count):
-                        message = load(source_NW, near_E[edge], begin, columns)
+                        message = pull(walk, source_NW, edge, begin, columns)
                         if terms.are_there:
                             message = larger(message + load(term_EL, first + edge, 0, lanes), zero) + added
                         store(term_EL, first + edge, 0, lanes, message)
@@ -411,10 +415,6 @@ def rectified_gradients(walk, terms, source_XW, above_XP, numbers, term_EL, map_
             count = walk.at[TAKEN]
             read(terms, walk, count)
             for number in range(0, registers, 2):
-                if are_targets:
-                    fetch(walk, source_XW, (registers + 1 - number) // 2)
-                else:
-                    fetch(walk, above_XP, (registers + 1 - number) // 2)
                 at, other_at = _register(number, columns, lanes), _register(number + 1, columns, lanes)
                 if terms.are_there:
                     _make(walk, terms, count, at, other_at, term_EL)
@@ -423,6 +423,13 @@ def rectified_gradients(walk, terms, source_XW, above_XP, numbers, term_EL, map_
                     sums = zero if are_targets else load(out_RX, row, begin, columns)
                     for edge in range(count):
                         source, target = (near_E[edge], row) if are_targets else (row, near_E[edge])
+                        if are_targets:
+                            prefetch_line(source_XW, walk.ahead_E[edge], begin)
+                        else:
+                            prefetch_line(above_XP, walk.ahead_E[edge], 3 * begin if weighted else begin)
+                            if weighted:
+                                prefetch_line(above_XP, walk.ahead_E[edge], 3 * begin + lanes)
+                                prefetch_line(above_XP, walk.ahead_E[edge], 3 * begin + 2 * lanes)
                         rectified = load(source_XW, source, begin, columns)
                         if terms.are_there:
                             rectified = larger(rectified + load(term_EL, first + edge, 0, lanes), zero)
