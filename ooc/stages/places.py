@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ooc.model.lowering.projection import Linear, Projection
+from ooc.model.layers.per_edge import Result
+from ooc.model.lowering.projection import Projection, SparseProduct
 from ooc.model.lowering.rectified import Rectified, Sigmoidal
 from ooc.model.lowering.values import Sum, Value
 from ooc.stages.schedule import Recipe, kept_beyond, rows_in
@@ -40,13 +41,17 @@ def places_of(recipe: Recipe, pulled: Value | None, stored: Mapping[Value, str])
         source = value.inputs[0]
         alone = users[source] == 1 and source not in kept and source.tail == value.tail
         is_own = isinstance(source, (Projection, Rectified, Sigmoidal)) or (
-            isinstance(source, Sum) and source.makes_rows
+            isinstance(source, (Sum, Result)) and source.makes_rows
         )
         return alone and (source is pulled or (source in order and is_own))
 
+    def is_dense(value: Value) -> bool:
+        """Return whether ``value`` is a product that is written where it is told."""
+        return isinstance(value, Projection) and not isinstance(value, SparseProduct)
+
     def begins(value: Value) -> bool:
         """Return whether ``value`` derives from a product in place."""
-        return isinstance(value, Linear) or (goes_over(value) and begins(value.inputs[0]))
+        return is_dense(value) or (goes_over(value) and begins(value.inputs[0]))
 
     ends = {value: name for value, name in stored.items() if len(value.tail) == 1}
     found: dict[Value, Place] = {}
@@ -55,7 +60,7 @@ def places_of(recipe: Recipe, pulled: Value | None, stored: Mapping[Value, str])
         over = goes_over(value)
         if over and name is not None and begins(value.inputs[0]):
             ends[value.inputs[0]], name = name, None
-        if over or (name is not None and isinstance(value, (Linear, Sum, Rectified, Sigmoidal))):
+        if over or (name is not None and (is_dense(value) or isinstance(value, (Sum, Rectified, Sigmoidal)))):
             found[value] = Place(over, name)
     return found
 
@@ -79,7 +84,7 @@ def gradient_places(values: Sequence[Value], stored: Mapping[Value, str]) -> dic
     def follow(value: Value, name: str) -> None:
         users = [user for user in values if value in user.inputs]
         for user in users:
-            if isinstance(user, Linear):
+            if isinstance(user, Projection):
                 found[user] = name
             elif len(users) == 1 and passes_gradient_on(user):
                 follow(user, name)

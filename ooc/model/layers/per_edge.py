@@ -410,6 +410,12 @@ class Result(Value):
         super().__init__(index, (aggregate,), (aggregate.groups * aggregate.result,))
         self._aggregate = aggregate
 
+    @property
+    def makes_rows(self) -> bool:
+        """Whether it is always a new tensor: several groups of several columns, with others between them."""
+        aggregate = self._aggregate
+        return self.columns < aggregate.columns and min(aggregate.groups, aggregate.result) > 1
+
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
         by_group = inputs[0].reshape(len(inputs[0]), self._aggregate.groups, -1)
         return by_group[:, :, : self._aggregate.result].reshape(len(by_group), -1)

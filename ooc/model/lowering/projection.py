@@ -82,10 +82,15 @@ class Projection(Value):
     def compute(self, inputs: Sequence[Any], rows: Rows, *, record: bool) -> Tensor:
         return self._multiply(inputs[0], rows)
 
+    def compute_at(self, inputs: Sequence[Any], rows: Rows, out: Tensor) -> Tensor:
+        return self._multiply(inputs[0], rows, out)
+
     def _multiply(self, source: Tensor, rows: Rows, out: Tensor | None = None) -> Tensor:
         (weight, bias), multiply = self.made.values(), self.product
         if multiply.dtype is None and bias is not None:
-            return self.repeated.put(F.linear(source, weight, bias))
+            if out is None:
+                return self.repeated.put(F.linear(source, weight, bias))
+            return self.repeated.put(torch.addmm(bias, source, weight.T, out=out))
         weight_IO = multiply.weight((self, "forward"), lambda: weight.T)
         out = multiply(multiply.rounded(source, rows.shared_source), weight_IO, source.dtype, out)
         return self.repeated.put(out if bias is None else out.add_(bias))
@@ -110,13 +115,10 @@ class Projection(Value):
 
 
 class Linear(Projection):
-    """x Wᵀ with a parameter ``weight`` [O, I]; its result can be written where it will be stored."""
+    """x Wᵀ with a parameter ``weight`` [O, I]."""
 
     def __init__(self, index: int, source: Value, weight: nn.Parameter, product: Products = IN_FULL) -> None:
         super().__init__(index, source, lambda: (weight, None), (weight,), product=product)
-
-    def compute_at(self, inputs: Sequence[Tensor], rows: Rows, out: Tensor) -> Tensor:
-        return self._multiply(inputs[0], rows, out)
 
 
 class SparseProduct(Projection):
@@ -136,6 +138,9 @@ class SparseProduct(Projection):
         weight_FO, bias = self.made.values()
         out_RO = inputs[0].times(weight_FO)
         return self.repeated.put(out_RO if bias is None else out_RO.add_(bias))
+
+    def compute_at(self, inputs: Sequence[Any], rows: Rows, out: Tensor) -> Tensor:
+        return self.compute(inputs, rows, record=False)
 
     def backward(self, gradient: Tensor, operands: list[Any], rows: Rows, out: Tensor | None = None) -> Gradients:
         if operands[0] is None or not self.own_trains:
