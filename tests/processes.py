@@ -2,6 +2,7 @@
 """Several processes of one training, forked here."""
 
 import os
+import signal
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -29,7 +30,13 @@ def together(count: int, folder: Path, work: Callable[[int], Any], *, meet: bool
             finally:
                 os._exit(0)
         children.append(child)
-    for child in children:
-        os.waitpid(child, 0)
+    try:
+        while children:
+            os.waitpid(children[0], 0)
+            del children[0]
+    finally:
+        for child in children:  # the test's time is up
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
     found = [folder / f"{rank}.pt" for rank in range(count)]
     return [torch.load(path, weights_only=False) if path.exists() else None for path in found]

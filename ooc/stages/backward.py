@@ -270,6 +270,7 @@ def tile_backward(program: Program, stage: int) -> Callable[[GradientRows, Known
             name = names.of("dp", pulled)
             if found is not None:
                 room = tile.room(name, found.shape[0]) if found.dim() == 2 else None
+                room = found if room is None and pulled in gradients.own and pulled not in passed_on else room
                 found = context.scaled(found, tile, pulled.scaling, room, after=True)
             out[name] = padded(found, pulled.columns, height)
         for value, (prior, name) in passed_on.items():

@@ -21,7 +21,7 @@ from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.network import EVERYWHERE
 from ooc.model.lowering.values import Moments, Rows, Value
 from ooc.stages.context import Inputs, Sink, Step, Tensors, Tile
-from ooc.stages.places import Place, places_of, used_by_messages_only
+from ooc.stages.places import Place, makes_rows, places_of, used_by_messages_only
 from ooc.stages.program import Program
 from ooc.stages.recomputation import Forward
 from ooc.stages.schedule import Recipe, kept_beyond, last_uses, rows_in
@@ -74,8 +74,9 @@ def _forward(program: Program, title: str, run: Forward, row_count: int, moments
     pulled_next = {names.of("m", a, recipe.repeated): a for a in run.messages}
     program.context.packed |= {name for name, value in stored.items() if value.packed}
     sources = {name: aggregate.source for name, aggregate in pulled_next.items()}
-    ends = used_by_messages_only(recipe, sources, [*run.values, *(barrier.source for barrier in moments)])
-    ends |= {value: name for name, value in stored.items()}
+    alone = used_by_messages_only(recipe, sources, [*run.values, *(barrier.source for barrier in moments)])
+    over = {name for value, name in alone.items() if value in recipe.order and makes_rows(value)}
+    ends = alone | {value: name for name, value in stored.items()}
     values_of = materialise(program, recipe, run.stage, stored=ends)
 
     def compute(tile: Tile) -> Tensors:
@@ -85,7 +86,8 @@ def _forward(program: Program, title: str, run: Forward, row_count: int, moments
         out = {name: shaped(known[v], (v.columns,)) for name, v in stored.items()}
         for name, aggregate in pulled_next.items():
             rows = known[aggregate.source]
-            out[name] = program.message(aggregate, rows, tile, tile.room(name, rows.shape[0]))
+            room = tile.room(name, rows.shape[0])
+            out[name] = program.message(aggregate, rows, tile, rows if room is None and name in over else room)
         return out
 
     pulls = program.pull(recipe, run.stage, stored)

@@ -40,10 +40,7 @@ def places_of(recipe: Recipe, pulled: Value | None, stored: Mapping[Value, str])
             return False
         source = value.inputs[0]
         alone = users[source] == 1 and source not in kept and source.tail == value.tail
-        is_own = isinstance(source, (Projection, Rectified, Sigmoidal)) or (
-            isinstance(source, (Sum, Result)) and source.makes_rows
-        )
-        return alone and (source is pulled or (source in order and is_own))
+        return alone and (source is pulled or (source in order and makes_rows(source)))
 
     def is_dense(value: Value) -> bool:
         """Return whether ``value`` is a product that is written where it is told."""
@@ -63,6 +60,13 @@ def places_of(recipe: Recipe, pulled: Value | None, stored: Mapping[Value, str])
         if over or (name is not None and (is_dense(value) or isinstance(value, (Sum, Rectified, Sigmoidal)))):
             found[value] = Place(over, name)
     return found
+
+
+def makes_rows(value: Value) -> bool:
+    """Return whether ``value`` computes rows that share no memory with others."""
+    if isinstance(value, (Sum, Result)):
+        return value.makes_rows
+    return isinstance(value, (Projection, Rectified, Sigmoidal))
 
 
 def used_by_messages_only(recipe: Recipe, messages: Mapping[str, Value], others: Collection[Value]) -> dict[Value, str]:
