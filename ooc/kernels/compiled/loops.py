@@ -34,7 +34,7 @@ from ooc.plan.workload import Direction
 ROW, CURSOR, LAST, REPEATS, TAKEN = range(5)
 """The places of a walk's state in ``Walk.at``."""
 AHEAD = 32
-"""How many edges behind each that is taken now rows are prefetched."""
+"""How many edges ahead neighbours' rows are prefetched."""
 
 
 _WRITTEN = sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()
@@ -210,8 +210,8 @@ def gather(walk, row):
 @part
 def pull(walk, matrix, edge, column, limit):
     """Load ``Lanes`` of the row of ``matrix`` that an edge taken now pulls, and prefetch the same columns of the row
-    that the edge ``AHEAD`` behind those taken now pulls. One cache line at a time, memory is always busy, and never so
-    busy that loads wait."""
+    that the edge ``AHEAD`` behind it pulls. So memory is always busy, and never so busy that loads from the cache
+    wait."""
     prefetch_line(matrix, walk.ahead_E[edge], column)
     return load(matrix, walk.near_E[edge], column, limit)
 
