@@ -263,10 +263,14 @@ class RowPassRun(PassRun):
 
     def _pulled(self, tile: Tile) -> Tensor:
         """Return all columns that the stage pulls: those that the pass before has pulled, and those pulled now."""
-        found = [] if self.pulled_before is None else [tile.inputs[self.pulled_before]]
+        found, before = list[Tensor](), self.pulled_before
+        tile.pulled_is_own = self.pull is not None
+        if before is not None:
+            source = self.inputs[before]
+            tile.pulled_is_own |= isinstance(source, Input) and source.makes_rows
+            found.append(tile.inputs[before])
         if self.pull is not None and self.item.pull is not None:
             found.append(self.runtime.rounded(self.pull.rows(tile), self.item.pull.source))
-        tile.pulled_is_own = self.pull is not None
         return found[0] if len(found) == 1 else torch.cat(found, dim=1)
 
 

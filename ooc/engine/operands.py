@@ -178,6 +178,11 @@ class Input(_Operand):
         self._dtype = dtype or matrix.dtype
         self._none = torch.empty(0, len(columns), dtype=self._dtype, device=workspace.place)
 
+    @property
+    def makes_rows(self) -> bool:
+        """Whether the rows of a tile are always a new tensor, joined from several slabs with all of their columns."""
+        return self._whole is None and self._all and len(self._slabs) > 1
+
     def tile(self, start: int, stop: int) -> Tensor:
         """Return rows ``start:stop``, or as many as the matrix has; copied only where they are in several frames."""
         if start >= min(stop, self._matrix.grid.rows):
