@@ -199,11 +199,9 @@ def product_gradients(walk, terms, factors, source_XW, target_XV, above_XO, numb
                 for edge in range(count if factors.is_gate else 0):
                     source, target = (near_E[edge], row) if are_targets else (row, near_E[edge])
                     if are_targets:
-                        fetch_halves(walk, source_XW, edge, source_at)
-                        fetch_halves(walk, source_XW, edge, other_source_at)
+                        _fetch_both(walk, edge, source_XW, source_at, source_XW, other_source_at)
                     else:
-                        fetch_halves(walk, target_XV, edge, target_at)
-                        fetch_halves(walk, above_XO, edge, above_at)
+                        _fetch_both(walk, edge, target_XV, target_at, above_XO, above_at)
                     query = load_halves(source_XW, source, source_at, out_RX)
                     value = load_halves(source_XW, source, other_source_at, out_RX)
                     if terms.are_there:
@@ -219,11 +217,9 @@ def product_gradients(walk, terms, factors, source_XW, target_XV, above_XO, numb
                 for edge in range(0 if factors.is_gate else count):
                     source, target = (near_E[edge], row) if are_targets else (row, near_E[edge])
                     if are_targets:
-                        fetch_halves(walk, source_XW, edge, source_at)
-                        fetch_halves(walk, source_XW, edge, other_source_at)
+                        _fetch_both(walk, edge, source_XW, source_at, source_XW, other_source_at)
                     else:
-                        fetch_halves(walk, target_XV, edge, target_at)
-                        fetch_halves(walk, above_XO, edge, above_at)
+                        _fetch_both(walk, edge, target_XV, target_at, above_XO, above_at)
                     before = other_before = zero  # a load of no lanes takes as long as any
                     if factors.source >= 0:
                         before = load_halves(source_XW, source, source_at, out_RX)
@@ -305,6 +301,13 @@ def _logistic(lanes, one):
     """1 / (1 + e^-x), without the exponential of a positive number, which may overflow. ``one``: 1 in all lanes."""
     power = exp(where_positive(lanes, 0.0 - lanes, lanes))
     return where_positive(lanes, one, power) / (one + power)
+
+
+@part
+def _fetch_both(walk, edge, matrix, halves, other, other_halves):
+    """Prefetch two registers of what a later edge pulls."""
+    fetch_halves(walk, matrix, edge, halves)
+    fetch_halves(walk, other, edge, other_halves)
 
 
 @part
