@@ -17,7 +17,7 @@ from torch_geometric.nn import GINConv, PointNetConv, SAGEConv
 from torch_geometric.nn.models import GCN, MLP
 
 import ooc
-from ooc.errors import ModelError, OptionError, TrainingError
+from ooc.errors import ModelError, OptionError, SourceError, TrainingError
 from ooc.train.batched.batches import SampledTrainer, Sampling
 from tests.graphs import GraphCase, random_data
 
@@ -241,6 +241,22 @@ def test_later_changes_of_them_are_refused(data: Data, tmp_path: Path) -> None:
         data.pos.mul_(2)
         with pytest.raises(TrainingError, match=r"^pos of the data has changed"):
             trainer.predict()
+
+
+@pytest.mark.parametrize(
+    ("pos", "said"),
+    [
+        (torch.ones(51, 2), r"pos has the shape \(51, 2\), not a row for each of 50 nodes"),
+        (torch.ones(50, 2, 1), r"pos has the shape \(50, 2, 1\)"),
+        (torch.tensor(1.0), r"pos has the shape \(\)"),
+        (None, "pos is no tensor"),
+    ],
+)
+def test_inputs_have_a_row_for_each_node(data: Data, tmp_path: Path, pos: Tensor | None, said: str) -> None:
+    """Of one with more rows the first ones were taken."""
+    data.pos = pos
+    with pytest.raises(SourceError, match=said):
+        ooc.convert(data, tmp_path / "g.ooc", inputs=["pos"])
 
 
 def test_what_is_not_there_is_refused(data: Data, tmp_path: Path) -> None:

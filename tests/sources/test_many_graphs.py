@@ -4,11 +4,12 @@
 import gzip
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Batch, Data, Dataset
 from torch_geometric.io import read_tu_data
 
 import ooc
@@ -16,6 +17,8 @@ from ooc.cli import main
 from ooc.conversion.reorder import reorder
 from ooc.sources.files.dataset_files import DatasetFiles
 from ooc.sources.formats.tu_dataset import _Columns
+from ooc.sources.reading import Request
+from ooc.sources.registry import open_source
 from ooc.storage.store import Store, Task
 from ooc.storage.verification import verify
 from tests.conversion.arrays import edges_of, files_of, in_order
@@ -62,6 +65,44 @@ def test_three_lists_are_the_splits(tmp_path: Path) -> None:
         np.testing.assert_allclose(store.array("x").read(), torch.cat([one.x for one in graphs]), rtol=1e-6)
 
 
+class _Indexed(Dataset):  # type: ignore[misc]
+    def __init__(self, graphs: list[Data]) -> None:
+        super().__init__()
+        self._graphs = graphs
+
+    def len(self) -> int:
+        return len(self._graphs)
+
+    def get(self, idx: int) -> Data:
+        return self._graphs[idx]
+
+
+def _with(**others: Any) -> Data:
+    """A graph of 4 nodes and 3 edges with some attributes that are others."""
+    usual = {"x": torch.eye(4), "edge_index": torch.tensor([[0, 1, 2], [1, 2, 3]]), "y": torch.ones(1), "num_nodes": 4}
+    return Data(**usual | others)
+
+
+def test_tensors_of_graphs_may_be_any_that_one_graphs_may_be(tmp_path: Path) -> None:
+    """Parameters, bfloat16, weights in a column; a dataset of one graph is that graph, whose labels are of nodes."""
+    plain = _with(edge_weight=torch.ones(3, 1))
+    other = _with(x=torch.eye(4).bfloat16().requires_grad_(), edge_weight=torch.ones(3, requires_grad=True))
+    stores = [ooc.convert([one] * 3, tmp_path / f"{at}.ooc", split="random:3") for at, one in enumerate((plain, other))]
+    assert files_of(stores[0].path) == files_of(stores[1].path)
+    one = ooc.convert(_Indexed([_with(y=torch.arange(4) % 2)]), tmp_path / "one.ooc")
+    assert not one.num_graphs and one.num_nodes == 4 and one.num_classes == 2
+
+
+def test_edges_of_whole_graphs_come_in_blocks() -> None:
+    graphs = many_graphs(20)
+    source = open_source(graphs, format=None, request=Request(split=None, budget_bytes=10**9))
+    blocks, whole = list(source.edges(10)), Batch.from_data_list(graphs)
+    assert 3 < len(blocks) < 20
+    ends = np.concatenate([np.stack(block[:2]) for block in blocks], axis=1)
+    np.testing.assert_array_equal(ends, whole.edge_index)
+    np.testing.assert_array_equal(np.concatenate([block.data.features for block in blocks]), whole.edge_attr)
+
+
 def test_what_is_no_list_of_graphs_is_said(tmp_path: Path) -> None:
     graphs = many_graphs(4)
     wrong = {
@@ -70,7 +111,7 @@ def test_what_is_no_list_of_graphs_is_said(tmp_path: Path) -> None:
         "gives its graphs once": iter(graphs),
         "the list of graphs is empty": [],
         r"graph 4 has features, .* \(3, 2, 0, 0\)": [*graphs, *many_graphs(1, edge_features=0)],
-        "graph 1 has no label y": [graphs[0], Data(x=graphs[0].x, edge_index=graphs[0].edge_index)],
+        "graph 1 has no y": [graphs[0], Data(x=graphs[0].x, edge_index=graphs[0].edge_index)],
         "an edge leaves its graph": [Data(x=torch.ones(2, 1), edge_index=torch.full((2, 1), 5), y=torch.ones(1))] * 2,
         r"an entry for each of its nodes; .* make it \[1, labels\]": [
             Data(x=one.x, edge_index=one.edge_index, y=torch.arange(one.num_nodes)) for one in graphs[:1] * 2
@@ -79,6 +120,15 @@ def test_what_is_no_list_of_graphs_is_said(tmp_path: Path) -> None:
             Data(x=one.x, edge_index=one.edge_index, y=torch.ones(one.num_nodes, 3)) for one in graphs
         ],
         "where a batch is one graph, with labels of nodes, make a Data of its x": Batch.from_data_list(graphs),
+        "x of graph 0 is no dense tensor": [_with(x=torch.eye(4).to_sparse())],
+        r"graph 1: x has the shape \(3, 4\), not a row for each of 4 nodes": [_with(), _with(x=torch.ones(3, 4))],
+        r"edge_index of graph 1 is int64 \[3, 2\], not node ids \[2, edges\]": [
+            _with(), _with(edge_index=_with().edge_index.t())],
+        "edge_index of graph 0 is float32": [_with(edge_index=torch.rand(2, 3))],
+        r"edge_weight of graph 0 has the shape \(\) for 3 edges": [_with(edge_weight=torch.tensor(1.0))],
+        r"edge_weight of graph 0 has the shape \(3, 2\)": [_with(edge_weight=torch.ones(3, 2))],
+        "y of graph 0 holds <U1 values": [_with(y="a")],
+        "has no graphs": _Indexed([]),
         "graph 1 has no nodes": [graphs[0], Data(x=graphs[0].x[:0], edge_index=graphs[0].edge_index[:, :0],
                                  edge_attr=graphs[0].edge_attr[:0], y=graphs[0].y)],
     }  # fmt: skip

@@ -382,8 +382,6 @@ def pyg_source(data: Any, request: Request) -> Source:
     Tensors are read in place: they are the caller's memory, outside the budget.
     """
     if any(base.__name__ == "Dataset" for base in type(data).__mro__):
-        if len(data) != 1:
-            raise SourceError(f"the PyG dataset {type(data).__name__} holds {len(data)} graphs; give one of them")
         data = data[0]
     kind = type(data).__name__
     if kind not in ("Data", "HeteroData"):
@@ -408,7 +406,7 @@ def pyg_source(data: Any, request: Request) -> Source:
         arrays |= _arrays_of(part, names)
     if "y" not in arrays and kind == "Data":
         arrays |= _labels_by_split(data)
-    beside = {name: getattr(data, name) for name in request.inputs}
+    beside = {name: getattr(data, name, None) for name in request.inputs}
     if beside and (kind != "Data" or "x_data" in arrays):
         raise SourceError(f"the PyG {kind} has {' and '.join(beside)} beside no dense x; make them columns of x")
     if "x" not in arrays and not beside and kind == "Data":
@@ -418,7 +416,7 @@ def pyg_source(data: Any, request: Request) -> Source:
     for name, tensor in beside.items():
         inputs |= _tensor_arrays(tensor, name)
     if beside:
-        arrays |= {"x": SideBySide([*inputs.values()])}
+        arrays |= {"x": SideBySide(inputs, f"the PyG {kind}")}
     options = ArrayOptions(request=request, name=f"the PyG {kind}", format="pyg", may_lack_features=kind == "Data")
     source = array_source(arrays, options)
     if kind == "Data" and (said := _adjacency_facts(data, arrays)):
@@ -458,12 +456,19 @@ def inputs_of(arrays: Mapping[str, AnyArray]) -> list[list[Any]]:
 
 
 class SideBySide:
-    """Arrays [N] and [N, columns] presented as one, whose rows are concatenated as they are read."""
+    """Arrays [N] and [N, columns] presented as one, whose rows are concatenated as they are read.
+
+    SourceError, with ``where``, for one of another form than the others, or than ``nodes``.
+    """
 
     ndim = 2
 
-    def __init__(self, arrays: Sequence[AnyArray]) -> None:
-        self._arrays = [array[:, None] if array.ndim == 1 else array for array in arrays]
+    def __init__(self, arrays: Mapping[str, AnyArray], where: str, nodes: int | None = None) -> None:
+        for name, array in arrays.items():
+            nodes = next(iter(array.shape), 1) if nodes is None else nodes
+            if array.ndim not in (1, 2) or len(array) != nodes:
+                raise SourceError(f"{where}: {name} has the shape {array.shape}, not a row for each of {nodes} nodes")
+        self._arrays = [array[:, None] if array.ndim == 1 else array for array in arrays.values()]
         self.shape = len(self._arrays[0]), sum(array.shape[1] for array in self._arrays)
         self.dtype = np.result_type(*self._arrays)
 
@@ -582,16 +587,24 @@ def _tensor_arrays(tensor: Any, name: str) -> dict[str, AnyArray]:
 
     if name == "x" and hasattr(tensor, "to_torch_sparse_csr_tensor"):
         tensor = tensor.to_torch_sparse_csr_tensor()
+    where = f"the PyG Data's {name}"
     if not isinstance(tensor, torch.Tensor):
-        raise SourceError(f"the PyG Data's {name} is no tensor")
-    tensor = tensor.detach().cpu()
-    if tensor.dtype is torch.bfloat16:
-        tensor = tensor.float()
-    if tensor.layout is torch.strided:
-        return {name: tensor.numpy()}
-    if name != "x" or tensor.dim() != 2 or tensor.dense_dim():
-        raise SourceError(f"the PyG Data's {name} is no dense tensor")
+        raise SourceError(f"{where} is no tensor")
+    if name != "x" or tensor.layout is torch.strided or tensor.dim() != 2 or tensor.dense_dim():
+        return {name: dense_array(tensor, where)}
     with warnings.catch_warnings(action="ignore"):  # such tensors are in beta
-        rows = tensor.to_sparse_csr()
+        rows = tensor.detach().to_sparse_csr()
     parts = {"data": rows.values(), "indices": rows.col_indices(), "indptr": rows.crow_indices()}
-    return {f"x_{part}": found.numpy() for part, found in parts.items()} | {"x_shape": np.array(rows.shape)}
+    found = {f"x_{part}": dense_array(one, where) for part, one in parts.items()}
+    return found | {"x_shape": np.array(rows.shape)}
+
+
+def dense_array(tensor: Any, where: str) -> AnyArray:
+    """Return a tensor as an array; raise SourceError, with ``where``, for a sparse one."""
+    import torch
+
+    if tensor.layout is not torch.strided:
+        raise SourceError(f"{where} is no dense tensor")
+    tensor = tensor.detach().cpu()
+    found: AnyArray = (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+    return found

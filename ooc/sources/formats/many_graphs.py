@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from ooc.errors import SourceError
-from ooc.sources.formats.arrays import EDGE_DATA_NAMES, INPUTS, SideBySide, inputs_of, is_pyg_data
+from ooc.sources.formats.arrays import EDGE_DATA_NAMES, INPUTS, SideBySide, dense_array, inputs_of, is_pyg_data
 from ooc.sources.labels import (
     TASK_OPTION,
     USUAL_SPLIT,
@@ -191,7 +191,7 @@ def many_graphs_source(graphs: Any, request: Request) -> Source:
         splits=splits,
         num_edges=found.edges,
         num_features=found.features or 1,
-        features=lambda size: Rows(map(found.x, each)).blocks(size),
+        features=lambda size: Rows(found.x(data, at) for at, data in enumerate(each)).blocks(size),
         edges=found.edge_blocks,
         has_edge_weight=bool(found.columns["edge_weight"]),
         num_edge_features=found.columns["edge_attr"],
@@ -222,12 +222,13 @@ class _Graphs:
             if data.x is not None and data.x.ndim != 2:
                 raise SourceError(f"{name}: x of graph {at} has the shape {tuple(data.x.shape)}, not [nodes, features]")
             x, y = self._x(data, at), self.y(data, at)
-            carried = {one: self._edge_values(data, one) for one in EDGE_DATA_NAMES}
+            edges = self._ends(data, at).shape[1]
+            carried = {one: self._edge_values(data, one, at) for one in EDGE_DATA_NAMES}
             columns = {one: 0 if of is None or request.drop_edge_data else of.shape[1] for one, of in carried.items()}
             shape = (0 if x is None else x.shape[1], y.shape[1], columns)
             of_nodes = of_nodes and np.shape(data.y)[:1] == (int(data.num_nodes),) != (1,)
             if not at:
-                self.description = self._describe_inputs(data)
+                self.description = self._describe_inputs(data, at)
                 self.features, self.labels, self.columns = shape
                 self.label_type = y.dtype
             elif shape != (self.features, self.labels, self.columns) and not of_nodes:
@@ -239,9 +240,11 @@ class _Graphs:
                 )
             self.sizes.append(int(data.num_nodes))
             self.others |= {*data.keys()}.difference((*_PASSED_ATTRIBUTES, *EDGE_DATA_NAMES, *self._beside))
-            self.edges += int(data.edge_index.shape[1])
+            self.edges += edges
             self.only_answers &= bool(((y == 0) | (y == 1) | np.isnan(y)).all())
-        if of_nodes and self.sizes:
+        if not self.sizes:
+            raise SourceError(f"{name} has no graphs")
+        if of_nodes:
             raise SourceError(
                 f"{name}: y of every graph has an entry for each of its nodes; labels are of graphs: make it "
                 "[1, labels] if it is those of the graph; with labels of nodes, of batch = Batch.from_data_list(graphs)"
@@ -250,54 +253,65 @@ class _Graphs:
 
     def y(self, data: Any, at: int) -> AnyArray:
         """Return the labels of a graph, [1, L]."""
-        if data.y is None:
-            raise SourceError(f"{self.name}: graph {at} has no label y")
-        y = np.asarray(data.y).reshape(1, -1)
+        y = self._array(data, "y", at).reshape(1, -1)
         return y.astype(np.float64) if y.dtype.kind == "f" else y
 
-    def x(self, data: Any) -> AnyArray:
+    def x(self, data: Any, at: int) -> AnyArray:
         """Return the features of a graph, [n, F]; ones where graphs have no features."""
-        x = self._x(data)
+        x = self._x(data, at)
         return np.ones((int(data.num_nodes), 1), dtype=np.float32) if x is None else x[:]
 
-    def _x(self, data: Any, at: int = 0) -> SideBySide | None:
+    def _x(self, data: Any, at: int) -> SideBySide | None:
         """Return all inputs of the nodes, None where there are none."""
-        arrays = self._inputs(data)
-        for name, given in arrays.items():
-            if len(given) != data.num_nodes:
-                raise SourceError(
-                    f"{self.name}: {name} of graph {at} has the shape {given.shape} for {data.num_nodes} nodes"
-                )
-        return SideBySide([*arrays.values()]) if arrays else None
+        arrays = self._inputs(data, at)
+        return SideBySide(arrays, f"{self.name}, graph {at}", int(data.num_nodes)) if arrays else None
 
-    def _inputs(self, data: Any) -> dict[str, AnyArray]:
+    def _inputs(self, data: Any, at: int) -> dict[str, AnyArray]:
         names = ("x", *self._beside) if data.x is not None else self._beside
-        return {name: np.asarray(getattr(data, name, ())) for name in names}
+        return {name: self._array(data, name, at) for name in names}
 
-    def _describe_inputs(self, data: Any) -> dict[str, Any]:
+    def _describe_inputs(self, data: Any, at: int) -> dict[str, Any]:
         """Return a description of the nodes' and edges' inputs, in graphs like ``data``."""
-        edges = {name: np.asarray(data[name]) for name in EDGE_DATA_NAMES if name in data and data[name] is not None}
-        return {INPUTS: inputs_of(self._inputs(data)), OF_EDGES: inputs_of(edges)}
+        edges = {name: self._array(data, name, at) for name in EDGE_DATA_NAMES if getattr(data, name, None) is not None}
+        return {INPUTS: inputs_of(self._inputs(data, at)), OF_EDGES: inputs_of(edges)}
 
-    def _edge_values(self, data: Any, name: str) -> AnyArray | None:
+    def _array(self, data: Any, name: str, at: int) -> AnyArray:
+        """Return an attribute of a graph that holds numbers."""
+        value, where = getattr(data, name, None), f"{self.name}: {name} of graph {at}"
+        if value is None:
+            raise SourceError(f"{self.name}: graph {at} has no {name}")
+        found = dense_array(value, where) if hasattr(value, "layout") else np.asarray(value)
+        if found.dtype.kind not in "biuf":
+            raise SourceError(f"{where} holds {found.dtype} values, not plain numbers")
+        return found
+
+    def _ends(self, data: Any, at: int) -> AnyArray:
+        """Return the ends of a graph's edges, [2, e]."""
+        ends = self._array(data, "edge_index", at)
+        if ends.ndim != 2 or len(ends) != 2 or (ends.dtype.kind not in "iu" and ends.size):
+            what = f"is {ends.dtype} {list(ends.shape)}, not node ids [2, edges]"
+            raise SourceError(f"{self.name}: edge_index of graph {at} {what}")
+        return ends.astype(np.int64)
+
+    def _edge_values(self, data: Any, name: str, at: int) -> AnyArray | None:
         """Return the edges' weights or features, [e, columns]."""
-        found = getattr(data, name, None)
-        if found is None:
+        if getattr(data, name, None) is None:
             return None
-        values = np.asarray(found)
-        if len(values) != data.edge_index.shape[1]:
-            raise SourceError(f"{self.name}: {name} has the shape {values.shape} for {data.edge_index.shape[1]} edges")
+        values, edges = self._array(data, name, at), data.edge_index.shape[1]
+        wide = (edges, 1) if name == "edge_weight" else (edges, *values.shape[1:2])
+        if values.shape not in ((edges,), wide):
+            raise SourceError(f"{self.name}: {name} of graph {at} has the shape {values.shape} for {edges} edges")
         return values[:, None] if values.ndim == 1 else values
 
     def edge_blocks(self, size: int) -> Iterator[EdgeBlock]:
         """Yield the edges of whole graphs, about ``size`` of them at a time."""
         row, held, parts = 0, 0, list[tuple[AnyArray, ...]]()
         taken = [name for name in EDGE_DATA_NAMES if self.columns[name]]
-        for data in self._graphs:
-            ends = np.asarray(data.edge_index).astype(np.int64)
+        for at, data in enumerate(self._graphs):
+            ends = self._ends(data, at)
             if ends.size and not 0 <= ends.min() <= ends.max() < data.num_nodes:
                 raise SourceError(f"{self.name}: an edge leaves its graph, which has {data.num_nodes} nodes")
-            carried = [self._edge_values(data, name) for name in taken]
+            carried = [self._edge_values(data, name, at) for name in taken]
             parts.append((ends[0] + row, ends[1] + row, *(array for array in carried if array is not None)))
             row, held = row + int(data.num_nodes), held + ends.shape[1]
             if held >= size:
