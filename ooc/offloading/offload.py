@@ -2,6 +2,7 @@
 """A module's forward and backward pass within budgets: each tensor that autograd saves is kept, moved to the host or
 the SSD, or recomputed, whichever takes the least time. Results have the same bits as without."""
 
+import copy
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,12 +12,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map
 
 from ooc.errors import ModelError, OptionError
 from ooc.memory import check_memory_alone, default_budgets, return_freed_memory
-from ooc.offloading.measure import META, DryRuns, SavingPlan
-from ooc.offloading.saved import Saving
+from ooc.offloading.measure import META, DryRuns, SavingPlan, on_meta
+from ooc.offloading.saved import Saving, contents_of, tensors_of
 from ooc.offloading.tiers import Pinned, Ssd, Tier
 from ooc.plan.hardware import Hardware
 from ooc.plan.workload import Fate
@@ -99,7 +100,7 @@ class Offload:
         self.module, self.plan = module, plan
         self._spill_dir, self._hardware, self._device, self._budgets = spill_dir, hardware, device, budgets
         self._fixed = plan is not None
-        self._called: list[Any] | None = None
+        self._called = list[Any]()
         self._open: ExitStack | None = None
         self.moved = Counters()
 
@@ -131,10 +132,10 @@ class Offload:
         leaves, spec = tree_flatten((given, named))
         parts = (*((one.shape, one.requires_grad) for one in self.module.parameters()),)
         modes = (*(one.training for one in self.module.modules()),)
-        called = [spec, hash((parts, modes)), *map(_size_of, leaves)]
+        called = [spec, hash((parts, modes)), *map(_size_of, contents_of(leaves))]
         if self.plan is None or not _covers(self._called, called):
             meta_given, meta_named = tree_map(_on_meta, (given, named))
-            known = [leaf for leaf in tree_flatten((meta_given, meta_named))[0] if isinstance(leaf, Tensor)]
+            known = tensors_of(tree_leaves((meta_given, meta_named)))
             try:
                 runs = DryRuns(self.module, lambda copy: copy(*meta_given, **meta_named), self._hardware, known=known)
                 plan = runs.plan(*self._budgets)
@@ -167,7 +168,9 @@ def _on_meta(leaf: Any) -> Any:
     if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
         made = torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device=META)
         return made.requires_grad_(leaf.requires_grad)
-    return leaf.to(META) if hasattr(leaf, "to") else leaf
+    if isinstance(leaf, nn.Module):
+        return on_meta(leaf)
+    return copy.copy(leaf).to(META) if hasattr(leaf, "to") else leaf  # PyG's data is moved in place
 
 
 def _size_of(leaf: Any) -> Any:
@@ -176,9 +179,9 @@ def _size_of(leaf: Any) -> Any:
     return leaf.dtype, leaf.requires_grad, leaf.layout is torch.strided and leaf.is_contiguous(), leaf.shape
 
 
-def _covers(before: Sequence[Any] | None, now: Sequence[Any]) -> bool:
+def _covers(before: Sequence[Any], now: Sequence[Any]) -> bool:
     """Return whether a call with leaves of the sizes ``now`` resembles the one ``before``, with nothing larger."""
-    if before is None or len(before) != len(now):
+    if len(before) != len(now):
         return False
     for one, other in zip(before, now, strict=True):
         if isinstance(one, tuple) and isinstance(other, tuple):

@@ -198,9 +198,8 @@ class Saving:
                 return forward(*given, **named)
             self._check_freed()
             before(given, named)
-            leaves = tree_leaves((given, named))
-            of_data = (value for one in leaves for store in getattr(one, "stores", ()) for value in store.values())
-            self._begin([*self.module.parameters(), *self.module.buffers(), *leaves, *of_data])
+            of_call = tensors_of(tree_leaves((given, named)))
+            self._begin([*self.module.parameters(), *self.module.buffers(), *of_call])
             try:
                 return forward(*given, **named)
             finally:
@@ -216,12 +215,12 @@ class Saving:
         if self._call() is not None:
             raise ModelError("the module is called again before the backward pass of its last call")
 
-    def _begin(self, known: Iterable[Any]) -> None:
+    def _begin(self, known: Iterable[Tensor]) -> None:
         self._current, self._calling, self._returning, self._reached = _Call(), True, False, -1
         self._left = self.spare
         self._is_cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         self._call = weakref.ref(self._current)
-        self._known = {t.untyped_storage()._cdata for t in known if isinstance(t, Tensor) and _is_plain(t)}
+        self._known = {t.untyped_storage()._cdata for t in known if _is_plain(t)}
         self.sizes = defaultdict(Sizes)
         for past in (self._seen, self._given, self._waiting):
             past.clear()
@@ -391,6 +390,21 @@ class Saving:
                 self._coming_bytes += entry.nbytes
                 entry.tier.fetch(entry.token)
             self._waiting.pop()
+
+
+def contents_of(leaves: Iterable[Any]) -> Iterator[Any]:
+    """Yield what a call is given; of PyG's data the names and the values."""
+    for leaf in leaves:
+        if not hasattr(leaf, "stores"):
+            yield leaf
+        for store in getattr(leaf, "stores", ()):
+            for named in store.items():
+                yield from named
+
+
+def tensors_of(leaves: Iterable[Any]) -> list[Tensor]:
+    """Return the tensors with memory of their own that a call is given, also within PyG's data."""
+    return [one for one in contents_of(leaves) if isinstance(one, Tensor) and one.layout is torch.strided]
 
 
 def _is_plain(tensor: Tensor) -> bool:

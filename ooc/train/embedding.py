@@ -66,7 +66,8 @@ class Embedding:
         check_number(std, name="the deviation of an embedding's first rows")
         if not std >= 0:
             raise OptionError(f"the deviation of an embedding's first rows must not be negative, not {std}")
-        self.columns, self.lr, self.std = columns, lr, std
+        self.columns: int | Mapping[str, int] = columns if isinstance(columns, Mapping) else int(columns)
+        self.lr, self.std = lr, std
         self.optimizer = RowOptimizer.of(optimizer, options)
 
     def __repr__(self) -> str:

@@ -6,6 +6,7 @@ import gc
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn.models import GAT, GraphSAGE
 
 import ooc
@@ -328,6 +330,38 @@ def test_a_part_of_a_model_may_be_offloaded(tmp_path: Path) -> None:
     assert all(all(map(torch.equal, one, expected)) for one in found) and len(seen) == 3
 
 
+class OfData(nn.Sequential):
+    """Takes PyG's data."""
+
+    def forward(self, data: Any, act: Callable[[Tensor], Tensor] = torch.relu) -> Tensor:
+        h: Tensor = (data["a"] if isinstance(data, HeteroData) else data).x
+        for layer in self:
+            h = act(layer(h))
+        return h
+
+
+@pytest.mark.parametrize("kind", [Data, Batch, HeteroData])
+def test_data_stays_where_it_is_and_a_plan_holds_for_more_of_its_size(kind: type[Any], tmp_path: Path) -> None:
+    """PyG moves data in place, as torch does modules."""
+    model, x, act = OfData(nn.Linear(8, 600), nn.Linear(600, 4)), torch.randn(300, 8), nn.PReLU()
+    model[0].forward = own = partial(nn.Linear.forward, model[0])  # as others' hooks do
+    data = HeteroData(a={"x": x}) if kind is HeteroData else Data(x=x)
+    data = Batch.from_data_list([data]) if kind is Batch else data
+    expected = torch.autograd.grad(model(data).square().mean(), [*model.parameters()])
+    with ooc.offload(model, memory="1G", spill_dir=tmp_path) as run:
+        plans = []
+        for _ in range(2):
+            found = torch.autograd.grad(model(copy.copy(data)).square().mean(), [*model.parameters()])
+            assert all(map(torch.equal, found, expected))
+            plans.append(run.plan)
+        assert plans[0] is plans[1] and plans[0] is not None and plans[0].most[:2] == (0, 0)  # x is the caller's
+        model(data, act).sum().backward()
+        assert run.plan is not plans[0] and act.weight.grad is not None
+        with pytest.raises(OptionError, match="block is entered already"), run:
+            pass
+    assert model[0].forward is own and act.weight.is_cpu and (data["a"] if kind is HeteroData else data).x.is_cpu
+
+
 @pytest.mark.parametrize("what", ["bias", "data", "modes", "frozen"])
 def test_what_is_computed_again_is_as_it_was(what: str, tmp_path: Path) -> None:
     """Torch's own backward pass does not look at a bias: nothing tells that it has changed."""
@@ -375,6 +409,8 @@ def test_what_cannot_be_done_is_refused(tmp_path: Path) -> None:
         ooc.offload(nn.LazyLinear(4))
     with pytest.raises(OptionError, match="offload the module that it was given"):
         ooc.offload(torch.compile(reads))
+    with pytest.raises(OptionError, match="a module on meta cannot be offloaded"):
+        ooc.offload(nn.Linear(8, 8, device="meta"))
     with pytest.raises(OptionError, match="memory= is both budgets together"):
         ooc.offload(gru, memory="1G", host_budget="1G")
 

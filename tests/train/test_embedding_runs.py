@@ -2,6 +2,7 @@
 """A run with an embedding goes on from wherever it was stopped, and gives what it has learnt."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from ooc.prefetch.frames import HostWorkspace
 from ooc.stages import PanelSums, Tile
 from ooc.storage.array import PAGE_BYTES
 from ooc.storage.store import Store
+from ooc.storage.types import Types
 from ooc.train.embedding import LearntRows
 from ooc.train.runs.run import RunFolder
 from ooc.train.trainer import Saving, Trainer, Tuning
@@ -323,6 +325,16 @@ def test_what_cannot_be_is_named(options: dict[str, Any], message: str, store: S
 def test_wrong_embeddings_are_named(arguments: tuple[int, dict[str, Any]], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         ooc.Embedding(arguments[0], **arguments[1])
+
+
+def test_columns_may_be_a_number_of_numpys_and_go_with_the_types_of_nodes() -> None:
+    embedding, types = ooc.Embedding(np.int64(8), lr=0.1), Types({"a": 3, "b": 4}, {"a": 2, "b": 0}, {}, "a")
+    assert repr(embedding) == "Embedding(8, optimizer='adam', lr=0.1, std=1.0)"
+    assert embedding.widths(None) == {"": 8} and embedding.widths(types) == {"b": 8}
+    with pytest.raises(OptionError, match=r"every type of nodes has features; .* as \{'a': 8\}"):
+        embedding.widths(replace(types, features={"a": 2, "b": 1}))
+    with pytest.raises(OptionError, match="one type of nodes; give the columns of its embedding as one number"):
+        ooc.Embedding({"a": 8}).widths(None)
 
 
 @pytest.mark.parametrize("taken", ["not", "detached", "without gradients"])

@@ -119,7 +119,10 @@ class GraphModel:
     def __call__(self, model: nn.Module, batch: "Data", input_dropout: float = 0.0, *, every: bool = False) -> Tensor:
         """Return the outputs for a batch's graphs [g, C]; of several results the first, or ``every`` one side by
         side."""
-        return of_results(self._results(model, batch, input_dropout), every=every)
+        found = of_results(self._results(model, batch, input_dropout), every=every)
+        if not found.is_meta and len(found) != len(batch.ptr) - 1:
+            raise ModelError(f"{type(model).__name__} gives {len(found)} rows for {len(batch.ptr) - 1} graphs")
+        return found
 
     def _results(self, model: nn.Module, batch: "Data", input_dropout: float = 0.0) -> Any:
         x = F.dropout(batch.x.to(self.dtype), input_dropout, training=True) if input_dropout else batch.x.to(self.dtype)
@@ -246,7 +249,8 @@ class LargestNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta and not self._is_value(args[0]):
             return self._number(args[0])
         if func is torch.ops.aten.bincount.default and args[0].is_meta:  # torch has no meta kernel for it
-            return args[0].new_empty(max(self._number(args[0]) + 1, *args[2:3]))
+            least = args[2] if len(args) > 2 else 0  # whoever gives it means all numbers that there are
+            return args[0].new_empty(least or self._number(args[0]) + 1)
         if func is torch.ops.aten.index.Tensor:
             args = args[0], [place for index in args[1] for place in self._places(index)]
         if func is torch.ops.aten.nonzero.default and len(places := self._places(args[0])) > 1:
@@ -368,10 +372,6 @@ class GraphTrainer(BatchTrainer):
         with self._autocast():
             outputs_gC = self._runs(self.model, batch, self._input_dropout, every=self._takes_results)
             outputs_gC = outputs_gC.to(self._runs.dtype)
-        if len(outputs_gC) != len(batch.graph_id):
-            raise ModelError(
-                f"{type(self.model).__name__} gives {len(outputs_gC)} rows for {len(batch.graph_id)} graphs"
-            )
         return self._backward(outputs_gC, self._labels("train", batch.y), scale)
 
     def _evaluate_alone(self) -> Scores:

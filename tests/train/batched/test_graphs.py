@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
-from torch_geometric.nn import GINEConv, GPSConv, LayerNorm, Set2Set, global_mean_pool
+from torch_geometric.nn import GINEConv, GPSConv, LayerNorm, Set2Set, global_add_pool, global_mean_pool
 from torch_geometric.nn.models import GAT, GCN, GIN, JumpingKnowledge, SchNet
 from torch_geometric.transforms import TwoHop
 from torch_geometric.utils import coalesce, remove_self_loops
@@ -409,6 +409,41 @@ def test_edges_features_come_to_models_that_take_them(stores: dict[str, Store]) 
     assert trained(Model) == trained(InAnotherOrder) == trained(InOne) and seen[-1][1] == 2
 
 
+class Counted(nn.Module):
+    """Means over nodes and edges by the counts of torch's, of which there is none on the meta device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
+        nodes, edges = batch.bincount(), batch[edge_index[0]].bincount(minlength=int(batch[-1]) + 1)
+        out: Tensor = self.lin(global_add_pool(x, batch) / nodes[:, None] + edges[:, None])
+        return out
+
+
+class Shortened(Counted):
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
+        return super().forward(x, edge_index, batch)[:2]
+
+
+def test_counts_are_as_large_as_batches(stores: dict[str, Store]) -> None:
+    torch.manual_seed(0)
+    model = Counted().double()
+    with GraphTrainer(model, stores["values"], memory="60M", ignore_edge_data="features") as trainer:
+        first, batches = copy.deepcopy(model), trainer.loader.batches_of(0)
+        (record,) = trainer.fit(1, eval_every=0, progress=False)
+    optimizer, total = torch.optim.Adam(first.parameters(), lr=0.01), 0.0
+    for graphs in batches:
+        batch = _batch("values", graphs)
+        loss = nn.functional.mse_loss(first(batch.x, batch.edge_index, batch.batch), batch.y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total += loss.item() * len(batch.y)
+    assert record.loss == pytest.approx(total / sum(map(len, batches)), rel=1e-12)
+
+
 class Categories(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -467,6 +502,7 @@ def test_what_cannot_be_is_said(stores: dict[str, Store], tmp_path: Path) -> Non
     store = stores["values"]
     for model, options, said in [
         (Rows(), {}, "not a row of outputs each"),
+        (Shortened(), {}, "Shortened gives 2 rows for 10 graphs"),
         (_model(), {"ignore_edge_data": "none"}, "GIN takes no edge_attr"),
         (_model(), {"paths": 3}, "paths or hops are given to a model"),
         (GIN(3, 4, 2), {"paths": 3}, "GIN takes no path_index"),
@@ -618,7 +654,18 @@ class LookedAsData(Looked):
         return super().forward(data.x, data["pos"], data.edge_index, data.edge_attr, data.batch)
 
 
-@pytest.mark.parametrize("kind", [Looked, LookedAsData])
+class Weighed(Looked):
+    """Takes whole numbers of edges as any others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bonds = nn.Linear(1, 8)
+
+    def forward(self, x: Tensor, pos: Tensor, edge_index: Tensor, edge_attr: Tensor, batch: Tensor) -> Tensor:
+        return super().forward(x.long(), pos, edge_index, edge_attr, batch)
+
+
+@pytest.mark.parametrize("kind", [Looked, LookedAsData, Weighed])
 def test_places_and_whole_numbers_are_given_as_pygs_batches_have_them(kind: type[Looked], tmp_path: Path) -> None:
     graphs = many_graphs(12, edge_features=0, labels="classes")
     for graph in graphs:
@@ -626,7 +673,8 @@ def test_places_and_whole_numbers_are_given_as_pygs_batches_have_them(kind: type
         graph.pos, graph.y = torch.randn(graph.num_nodes, 3, dtype=torch.float64), graph.y.reshape(-1)[:1] % 2
     model, batch = kind().double(), Batch.from_data_list(graphs)
     reference = copy.deepcopy(model)
-    parts = (batch.x, batch.pos, batch.edge_index, batch.edge_attr, batch.batch)
+    edge_attr = batch.edge_attr.double()[:, None] if kind is Weighed else batch.edge_attr
+    parts = (batch.x, batch.pos, batch.edge_index, edge_attr, batch.batch)
     optimizer, losses = torch.optim.Adam(reference.parameters(), lr=0.01), []
     for _ in range(2):
         optimizer.zero_grad()
@@ -638,7 +686,7 @@ def test_places_and_whole_numbers_are_given_as_pygs_batches_have_them(kind: type
     with GraphTrainer(model, (graphs, graphs[:2], graphs[2:4]), **options, accumulate=2) as trainer:
         assert [one.loss for one in trainer.fit(2, progress=False)] == pytest.approx(losses, rel=1e-10)
     with pytest.raises(ooc.OptionError, match="drops from x, which is looked up"):
-        GraphTrainer(kind().double(), graphs, input_dropout=0.5, **options)
+        GraphTrainer(Looked().double(), graphs, input_dropout=0.5, **options)
 
 
 def test_what_graphs_have_besides_is_not_asked_for(tmp_path: Path) -> None:
