@@ -112,8 +112,7 @@ class Places:
             raise OptionError(f"links {what} must be {form}, E at least 1, not {list(found.shape)}")
         self.check(found.shape[1])
         kinds: AnyArray = found[1] if relations else np.zeros(found.shape[1], np.int64)
-        if kinds.dtype.kind in "SU" and np.char.isdigit(kinds).all():  # numbers given as texts, beside text ids
-            kinds = kinds.astype(np.int64)
+        kinds = _as_numbers(kinds)
         if relations and not (kinds.dtype.kind in "iu" and 0 <= kinds.min() <= kinds.max() < relations):
             raise OptionError(f"links {what}: edge types are numbered from 0 to {relations - 1}")
         heads, tails = self._found(what, found[0], 0), self._found(what, found[-1], 1)
@@ -165,6 +164,15 @@ class Places:
             raise BudgetError(f"{what} needs {format_size(needed)} of memory; {there}")
 
 
+def _as_numbers(given: AnyArray) -> AnyArray:
+    """Return numbers given as texts, beside ids that are, as numbers; anything else, such as 007, as it is."""
+    if given.dtype.kind in "USTO":
+        with suppress(ValueError, OverflowError):
+            numbers = (written := given.astype(str)).astype(np.int64)
+            return numbers if (numbers.astype(str) == written).all() else given
+    return given
+
+
 class _Rows:
     """A lookup of rows by ``ids`` [N]."""
 
@@ -177,10 +185,7 @@ class _Rows:
         """Return the rows of ``asked`` in its shape; raise TypeError where these are no ids, LookupError with an
         unknown one."""
         texts = self._ids.dtype.kind == "S"
-        if not texts and asked.dtype.kind in "USTO":  # numbers given as texts, beside text ids of the other end
-            with suppress(ValueError, OverflowError):
-                numbers = (written := asked.astype(str)).astype(np.int64)
-                asked = numbers if (numbers.astype(str) == written).all() else asked  # but not 007
+        asked = asked if texts else _as_numbers(asked)
         if asked.dtype.kind not in ("USTO" if texts else "iu"):
             raise TypeError(asked.dtype)
         if texts and asked.dtype.kind != "S":
