@@ -60,12 +60,12 @@ class Scores(NamedTuple):
     slope: float
     place: int
     hidden_EC: Matrix
-    of_heads: tuple[Matrix, ...]
+    head_buffers: tuple[Matrix, ...]
 
     @classmethod
-    def of(cls, function: Gatv2 | GatWithFeatures, walk: Walk, channels: int, of_heads: int) -> "Scores":
+    def of(cls, function: Gatv2 | GatWithFeatures, walk: Walk, channels: int, head_buffers: int) -> "Scores":
         dtype = walk.scale_HE.dtype
-        given = np.zeros((EDGES, channels), dtype), matrices(walk, of_heads)
+        given = np.zeros((EDGES, channels), dtype), matrices(walk, head_buffers)
         if isinstance(function, Gatv2):
             return cls(array(function.att_HC.detach()), function.negative_slope, 0, *given)
         return cls(np.empty((0, 0), dtype), function.negative_slope, function.place, *given)
@@ -75,7 +75,7 @@ class Scores(NamedTuple):
 def attend(walk, terms, scores, source_NW, target_RV, out_RO, lse_RH):
     heads, by_vectors = lse_RH.shape[1], len(scores.att_HC) > 0
     channels, brought, own = out_RO.shape[1] // heads, source_NW.shape[1] // heads, target_RV.shape[1] // heads
-    weight_HE, softmax_HE = scores.of_heads
+    weight_HE, softmax_HE = scores.head_buffers
     for row in range(len(out_RO)):
         clear(out_RO, row)
         begin(softmax_HE)
@@ -88,7 +88,7 @@ def attend(walk, terms, scores, source_NW, target_RV, out_RO, lse_RH):
             for head in range(heads):
                 if by_vectors:
                     begins = head * brought, head * own
-                    _add_channels(walk, terms, scores, source_NW, target_RV, row, begins, head, count, False)
+                    _score_channels(walk, terms, scores, source_NW, target_RV, row, begins, head, count, False)
                 else:
                     leaky(weight_HE, weight_HE, head, count, scores.slope)
                 shrink = weigh(weight_HE, head, count, softmax_HE)
@@ -101,7 +101,7 @@ def attend(walk, terms, scores, source_NW, target_RV, out_RO, lse_RH):
 
 @compiled
 def pull_sources(walk, terms, scores, target, source_RW, target_NP, out_RW):
-    lse_HE, d_HE, share_HE = scores.of_heads[2:5]
+    lse_HE, d_HE, share_HE = scores.head_buffers[2:5]
     heads, channels = len(lse_HE), scores.hidden_EC.shape[1]
     packed, near_E, one = target_NP.shape[1] // heads, walk.near_E, source_RW.dtype.type(1)
     for row in range(len(source_RW)):
@@ -112,18 +112,18 @@ def pull_sources(walk, terms, scores, target, source_RW, target_NP, out_RW):
             for head in range(heads):
                 first, above = head * channels, head * packed + target
                 begins = head * packed, first
-                _add_channels(walk, terms, scores, target_NP, source_RW, row, begins, head, count, True)
+                _score_channels(walk, terms, scores, target_NP, source_RW, row, begins, head, count, True)
                 for edge in range(count):
                     lse_HE[head, edge] = pull_number(walk, target_NP, edge, above + channels)
                     d_HE[head, edge] = number(target_NP, near_E[edge], above + channels + 1)
-                _back_to_scores(walk, scores, source_RW, row, first, target_NP, above, head, count)
+                _differentiate_scores(walk, scores, source_RW, row, first, target_NP, above, head, count)
                 add_weighted(walk, target_NP, above, channels, share_HE, head, count, out_RW, row, first, one)
-                _back_to_channels(scores, head, count, out_RW, row, first, -1, False)
+                _differentiate_channels(scores, head, count, out_RW, row, first, -1, False)
 
 
 @compiled
 def pull_targets(walk, terms, scores, source_NW, target_RV, gradient_RO, statistics_RS, out_RV, map_RM):
-    score_HE, d_score_HE, lse_HE, d_HE, _, _ = scores.of_heads
+    score_HE, d_score_HE, lse_HE, d_HE, _, _ = scores.head_buffers
     heads, by_vectors, channels = len(score_HE), len(scores.att_HC) > 0, scores.hidden_EC.shape[1]
     brought, own, with_map = source_NW.shape[1] // heads, target_RV.shape[1] // heads, map_RM.shape[1] > 0
     for row in range(len(target_RV)):
@@ -139,27 +139,27 @@ def pull_targets(walk, terms, scores, source_NW, target_RV, gradient_RO, statist
                 first, message = head * own, head * brought
                 if by_vectors:
                     begins = message, first
-                    _add_channels(walk, terms, scores, source_NW, target_RV, row, begins, head, count, True)
+                    _score_channels(walk, terms, scores, source_NW, target_RV, row, begins, head, count, True)
                 fill(lse_HE, head, count, statistics_RS[row, 2 * head])
                 fill(d_HE, head, count, statistics_RS[row, 2 * head + 1])
-                _back_to_scores(walk, scores, gradient_RO, row, head * channels, source_NW, message, head, count)
+                _differentiate_scores(walk, scores, gradient_RO, row, head * channels, source_NW, message, head, count)
                 if by_vectors:
                     vectors = first + channels if own > channels else -1
-                    _back_to_channels(scores, head, count, out_RV, row, first, vectors, with_map)
+                    _differentiate_channels(scores, head, count, out_RV, row, first, vectors, with_map)
                     if with_map:
-                        _add_to_map(terms, scores, head, count, map_RM, row)
+                        _add_channel_map_gradient(terms, scores, head, count, map_RM, row)
                 else:
-                    out_RV[row, first + scores.place] += _sum(d_score_HE, head, count)
+                    out_RV[row, first + scores.place] += _sum_score_gradients(d_score_HE, head, count)
                     if with_map:
-                        _add_scalars_to_map(terms, d_score_HE, head, count, map_RM, row)
+                        _add_scalar_map_gradient(terms, d_score_HE, head, count, map_RM, row)
 
 
 @part
-def _add_channels(walk, terms, scores, near_RW, own_RW, row, begins, head, count, keeps):
+def _score_channels(walk, terms, scores, near_RW, own_RW, row, begins, head, count, keeps):
     """GATv2's scores of a head; with ``keeps``, also their leaky arguments. ``begins``: the head's first columns in the
     neighbours' rows and in the row."""
     near_first, own_first = begins
-    score_HE, att_HC = scores.of_heads[0], scores.att_HC
+    score_HE, att_HC = scores.head_buffers[0], scores.att_HC
     channels, first, zero = att_HC.shape[1], head * att_HC.shape[1], score_HE.dtype.type(0)
     for edge in range(0, count, TOGETHER):
         sums = spread_rows(zero)
@@ -177,10 +177,10 @@ def _add_channels(walk, terms, scores, near_RW, own_RW, row, begins, head, count
 
 
 @part
-def _back_to_scores(walk, scores, above_RW, row, above, near_RW, first, head, count):
+def _differentiate_scores(walk, scores, above_RW, row, above, near_RW, first, head, count):
     """From a head's scores, lse and D, compute the weights of message gradients, the gradients of scores, and these
     times the slope. The arguments say where the columns of gradients and of messages begin."""
-    score_HE, d_score_HE, lse_HE, d_HE, share_HE, sloped_HE = scores.of_heads
+    score_HE, d_score_HE, lse_HE, d_HE, share_HE, sloped_HE = scores.head_buffers
     by_vectors, slope = len(scores.att_HC) > 0, scores.slope
     for edge in range(0, count, TOGETHER):
         channels = scores.hidden_EC.shape[1]
@@ -198,11 +198,12 @@ def _back_to_scores(walk, scores, above_RW, row, above, near_RW, first, head, co
 
 
 @part
-def _back_to_channels(scores, head, count, out_RW, row, first, vectors, keeps):
+def _differentiate_channels(scores, head, count, out_RW, row, first, vectors, keeps):
     """Add the gradients through GATv2's scores of a head to the row's channels from ``first`` on, and to the attention
     vector from ``vectors`` on, unless that is negative. With ``keeps``, the leaky arguments are overwritten by their
     gradients, without the vector."""
-    att_HC, hidden_EC, d_score_HE, sloped_HE = scores.att_HC, scores.hidden_EC, scores.of_heads[1], scores.of_heads[5]
+    att_HC, hidden_EC = scores.att_HC, scores.hidden_EC
+    d_score_HE, sloped_HE = scores.head_buffers[1], scores.head_buffers[5]
     channels, zero = att_HC.shape[1], out_RW.dtype.type(0)
     for channel in range(0, channels, NBYTES // out_RW.itemsize):
         sums, vector_sums = spread(zero), spread(zero)
@@ -212,14 +213,14 @@ def _back_to_channels(scores, head, count, out_RW, row, first, vectors, keeps):
             sums, vector_sums = sums + slope, fma(slope, hidden, vector_sums)
             if keeps:
                 store(hidden_EC, edge, channel, channels, slope)
-        _add(out_RW, row, first + channel, first + channels, load(att_HC, head, channel, channels), sums)
+        _add_to_columns(out_RW, row, first + channel, first + channels, load(att_HC, head, channel, channels), sums)
         if vectors >= 0:
             at, end = vectors + channel, vectors + channels
             store(out_RW, row, at, end, load(out_RW, row, at, end) + vector_sums)
 
 
 @part
-def _add_to_map(terms, scores, head, count, map_RM, row):
+def _add_channel_map_gradient(terms, scores, head, count, map_RM, row):
     """Add the gradient of the terms of a head's channels to their map, some features at a time."""
     channels, features, zero = scores.att_HC.shape[1], len(terms.weight_KT), map_RM.dtype.type(0)
     for channel in range(0, channels, NBYTES // map_RM.itemsize):
@@ -231,17 +232,17 @@ def _add_to_map(terms, scores, head, count, map_RM, row):
                 sums = fma(down(terms.feature_KE, feature, edge), slope, sums)
             for one in range(min(TOGETHER, features - feature)):
                 at = (head * features + feature + one) * channels
-                _add(map_RM, row, at + channel, at + channels, att, row_of(sums, one))
+                _add_to_columns(map_RM, row, at + channel, at + channels, att, row_of(sums, one))
 
 
 @part
-def _add(out_RW, row, at, end, factor, sums):
+def _add_to_columns(out_RW, row, at, end, factor, sums):
     """Add sums, times a factor, to columns of a row."""
     store(out_RW, row, at, end, fma(factor, sums, load(out_RW, row, at, end)))
 
 
 @part
-def _sum(d_score_HE, head, count):
+def _sum_score_gradients(d_score_HE, head, count):
     """Sum the gradients of a head's scores."""
     found = d_score_HE.dtype.type(0)
     for edge in range(count):
@@ -250,7 +251,7 @@ def _sum(d_score_HE, head, count):
 
 
 @part
-def _add_scalars_to_map(terms, d_score_HE, head, count, map_RM, row):
+def _add_scalar_map_gradient(terms, d_score_HE, head, count, map_RM, row):
     """Add the gradient of the terms of a head's scores to their map."""
     features = len(terms.weight_KT)
     for feature in range(features):

@@ -38,21 +38,21 @@ from ooc.kernels.compiled.terms import Terms, read
 Matrix = npt.NDArray[Any]
 
 
-def of_features(walk: Walk, terms: Terms, count: int) -> tuple[Matrix, ...]:
+def feature_buffers(walk: Walk, terms: Terms, count: int) -> tuple[Matrix, ...]:
     """Return buffers with this many numbers for every head and feature."""
     shape = len(walk.scale_HE), len(terms.weight_KT)
     return tuple(np.empty(shape, walk.scale_HE.dtype) for _ in range(count))
 
 
 @compiled
-def attend(walk, terms, scale, source_NW, query_RV, of_edges, of_features, out_RO, lse_RH):
-    heads, (weight_HE, softmax_HE), (along_HK, sum_HK) = lse_RH.shape[1], of_edges, of_features
+def attend(walk, terms, scale, source_NW, query_RV, edge_buffers, feature_buffers, out_RO, lse_RH):
+    heads, (weight_HE, softmax_HE), (along_HK, sum_HK) = lse_RH.shape[1], edge_buffers, feature_buffers
     channels = out_RO.shape[1] // heads
     for row in range(len(query_RV)):
         clear(out_RO, row)
         begin(softmax_HE)
         for head in range(heads):
-            _times_map(query_RV, row, head, channels, terms.weight_KT, scale, along_HK)
+            _apply_map_transposed(query_RV, row, head, channels, terms.weight_KT, scale, along_HK)
             clear(sum_HK, head)
         while gather(walk, row):
             count = walk.at[TAKEN]
@@ -70,21 +70,21 @@ def attend(walk, terms, scale, source_NW, query_RV, of_edges, of_features, out_R
                 at, value = head * channels, (2 * head + 1) * channels
                 add_weighted(walk, source_NW, value, channels, weight_HE, head, count, out_RO, row, at, shrink)
         for head in range(heads):
-            _add_map(terms.weight_KT, sum_HK, head, channels, out_RO, row)
+            _add_mapped_features(terms.weight_KT, sum_HK, head, channels, out_RO, row)
             lse_RH[row, head] = finish(softmax_HE, head, out_RO, row, head * channels, channels)
 
 
 @compiled
-def pull_targets(walk, terms, scale, source_NW, rows, of_edges, of_features, out_RV, map_RM):
+def pull_targets(walk, terms, scale, source_NW, rows, edge_buffers, feature_buffers, out_RV, map_RM):
     query_RV, gradient_RO, statistics_RS = rows
-    heads, (kept_HE, ds_HE, lse_HE, d_HE) = len(walk.scale_HE), of_edges
+    heads, (kept_HE, ds_HE, lse_HE, d_HE) = len(walk.scale_HE), edge_buffers
     channels, features = query_RV.shape[1] // heads, len(terms.weight_KT)
-    one, (along_HK, above_HK, ds_HK, kept_HK) = query_RV.dtype.type(1), of_features
+    one, (along_HK, above_HK, ds_HK, kept_HK) = query_RV.dtype.type(1), feature_buffers
     for row in range(len(query_RV)):
         clear(out_RV, row)
         for head in range(heads):
-            _times_map(query_RV, row, head, channels, terms.weight_KT, scale, along_HK)
-            _times_map(gradient_RO, row, head, channels, terms.weight_KT, 1.0, above_HK)
+            _apply_map_transposed(query_RV, row, head, channels, terms.weight_KT, scale, along_HK)
+            _apply_map_transposed(gradient_RO, row, head, channels, terms.weight_KT, 1.0, above_HK)
             clear(ds_HK, head)
             clear(kept_HK, head)
         while gather(walk, row):
@@ -108,16 +108,18 @@ def pull_targets(walk, terms, scale, source_NW, rows, of_edges, of_features, out
                 at, key = head * channels, 2 * head * channels
                 add_weighted(walk, source_NW, key, channels, ds_HE, head, count, out_RV, row, at, one)
         for head in range(heads):
-            _add_map(terms.weight_KT, ds_HK, head, channels, out_RV, row)
+            _add_mapped_features(terms.weight_KT, ds_HK, head, channels, out_RV, row)
             multiply(out_RV, row, head * channels, channels, scale)
             for feature in range(features if map_RM.shape[1] else 0):
                 weights = ds_HK[head, feature] * query_RV.dtype.type(scale), kept_HK[head, feature]
-                _put_map(query_RV, gradient_RO, row, head, channels, weights, map_RM, head * features + feature)
+                _store_map_gradient(
+                    query_RV, gradient_RO, row, head, channels, weights, map_RM, head * features + feature
+                )
 
 
 @compiled
-def pull_sources(walk, terms, scale, channels, source_RW, target_NP, of_edges, out_RW):
-    near_E, (kept_HE, ds_HE, lse_HE, d_HE) = walk.near_E, of_edges
+def pull_sources(walk, terms, scale, channels, source_RW, target_NP, edge_buffers, out_RW):
+    near_E, (kept_HE, ds_HE, lse_HE, d_HE) = walk.near_E, edge_buffers
     heads, one = len(walk.scale_HE), source_RW.dtype.type(1)
     pulled = target_NP.shape[1] // heads
     for row in range(len(source_RW)):
@@ -140,7 +142,7 @@ def pull_sources(walk, terms, scale, channels, source_RW, target_NP, of_edges, o
                 key, query = 2 * head * channels, head * pulled
                 value, gradient = key + channels, query + channels
                 if len(terms.weight_KT):
-                    _add_terms(terms, target_NP, near_E, count, head, query, channels, scale, kept_HE, ds_HE)
+                    _add_term_products(terms, target_NP, near_E, count, head, query, channels, scale, kept_HE, ds_HE)
                 differentiate(walk, kept_HE, ds_HE, lse_HE, d_HE, head, count)
                 add_weighted(walk, target_NP, query, channels, ds_HE, head, count, out_RW, row, key, one)
                 add_weighted(walk, target_NP, gradient, channels, kept_HE, head, count, out_RW, row, value, one)
@@ -149,7 +151,7 @@ def pull_sources(walk, terms, scale, channels, source_RW, target_NP, of_edges, o
 
 
 @part
-def _times_map(rows, row, head, channels, weight_KT, scale, into_HK):
+def _apply_map_transposed(rows, row, head, channels, weight_KT, scale, into_HK):
     """``scale`` times a head's columns of a row, times the map."""
     end = (head + 1) * channels
     for feature in range(len(weight_KT)):
@@ -180,7 +182,7 @@ def _sum_features(terms, weight_HE, head, count, shrink, into_HK):
 
 
 @part
-def _add_map(weight_KT, sum_HK, head, channels, out, row):
+def _add_mapped_features(weight_KT, sum_HK, head, channels, out, row):
     """Add the map of a head's sums of features to its columns."""
     end = (head + 1) * channels
     for channel in range(head * channels, end if len(weight_KT) else 0, NBYTES // out.itemsize):
@@ -191,7 +193,7 @@ def _add_map(weight_KT, sum_HK, head, channels, out, row):
 
 
 @part
-def _put_map(query_RV, gradient_RO, row, head, channels, weights, map_RM, place):
+def _store_map_gradient(query_RV, gradient_RO, row, head, channels, weights, map_RM, place):
     """Put the map's gradient of a head and feature into its place: of query and gradient, weighted."""
     end, place_end = (head + 1) * channels, (place + 1) * channels
     for channel in range(0, channels, NBYTES // map_RM.itemsize):
@@ -202,7 +204,7 @@ def _put_map(query_RV, gradient_RO, row, head, channels, weights, map_RM, place)
 
 
 @part
-def _add_terms(terms, target_NP, near_E, count, head, begin, channels, scale, kept_HE, ds_HE):
+def _add_term_products(terms, target_NP, near_E, count, head, begin, channels, scale, kept_HE, ds_HE):
     """Add the products of edges' terms with their targets' query and gradient to those of the source's rows."""
     first, end, zero = head * channels, (head + 1) * channels, kept_HE.dtype.type(0)
     for edge in range(count):

@@ -19,7 +19,7 @@ Function = Gatv2 | GatWithFeatures | Product | Rectified | TransformerAttention
 """The functions for which there are loops."""
 
 
-def _opened(edges: EdgeMessages, pulled: Tensor, direction: Direction) -> tuple[Function, Walk, Terms]:
+def _prepare(edges: EdgeMessages, pulled: Tensor, direction: Direction) -> tuple[Function, Walk, Terms]:
     """Return what is computed of edges, a walk over the edges that pull these rows, and the edges' terms."""
     tile, heads = readable(edges.tile, pulled), edges.heads
     given = () if heads is None else (heads.heads, heads.dropout, direction)
@@ -27,7 +27,7 @@ def _opened(edges: EdgeMessages, pulled: Tensor, direction: Direction) -> tuple[
     return edges.function, Walk.over(tile, pulled, *given), Terms.of(edges.terms, tile, pulled)
 
 
-def _constants(function: Rectified) -> tuple[bool, float, float]:
+def _softmax_constants(function: Rectified) -> tuple[bool, float, float]:
     """Return whether there is a softmax, ε and the temperature."""
     return function.temperature is not None, float(function.eps), float(function.temperature or 0.0)
 
@@ -41,21 +41,23 @@ def pull_messages(
     out_RO = torch.empty(rows, columns, dtype=dtype)
     lse_RH = torch.empty(rows, 0 if heads is None else len(heads.heads), dtype=dtype)
     source, target, out, lse = array(source_NW), array(typed(target_RV, dtype)), array(out_RO), array(lse_RH)
-    function, walk, terms = _opened(edges, source_NW, Direction.IN)
+    function, walk, terms = _prepare(edges, source_NW, Direction.IN)
     match function:
         case Gatv2() | GatWithFeatures():
             scores = attention.Scores.of(function, walk, columns // lse.shape[1], 2)
             attention.attend(walk, terms, scores, source, target, out, lse)
         case TransformerAttention():
-            scale, of_edges = 1 / math.sqrt(columns // function.heads), matrices(walk, 2)
-            dots.attend(walk, terms, scale, source, target, of_edges, dots.of_features(walk, terms, 2), out, lse)
+            scale, edge_buffers = 1 / math.sqrt(columns // function.heads), matrices(walk, 2)
+            dots.attend(
+                walk, terms, scale, source, target, edge_buffers, dots.feature_buffers(walk, terms, 2), out, lse
+            )
         case Product():
             factors = sums.Factors.of(function)
             sums.product(walk, terms, factors, source, target, function.groups, sums.registers(out), out)
         case Rectified(temperature=None):
             sums.rectified(walk, terms, source, float(function.eps), sums.registers(out), out)
         case Rectified():
-            constants, softmax = _constants(function)[1:], np.empty((2, columns), out.dtype)
+            constants, softmax = _softmax_constants(function)[1:], np.empty((2, columns), out.dtype)
             sums.softmax(walk, terms, source, constants, sums.registers(out), softmax, out, lse)
     return out_RO, None if heads is None else lse_RH
 
@@ -67,7 +69,7 @@ def pull_source_gradients(edges: EdgeMessages, *, source_RW: Tensor, target_NP: 
     out_RW = torch.empty_like(own_RW, memory_format=torch.contiguous_format)
     own, target, out = array(own_RW), array(target_NP), array(out_RW)
     nothing = np.empty((0, 0), out.dtype)
-    function, walk, terms = _opened(edges, target_NP, Direction.OUT)
+    function, walk, terms = _prepare(edges, target_NP, Direction.OUT)
     match function:
         case Gatv2():
             scores = attention.Scores.of(function, walk, layout.message, 6)
@@ -84,7 +86,7 @@ def pull_source_gradients(edges: EdgeMessages, *, source_RW: Tensor, target_NP: 
             sums.product_gradients(walk, terms, factors, *ends, numbers, sums.registers(out), out, nothing)
         case Rectified():
             assert not layout.loop, "added self-loops have no terms here"
-            constants = False, *_constants(function)
+            constants = False, *_softmax_constants(function)
             sums.rectified_gradients(walk, terms, own, target, constants, sums.registers(out), nothing, out, nothing)
     return out_RW
 
@@ -102,14 +104,16 @@ def pull_target_gradients(
     map_RM = out_RV.new_empty(rows, 0 if of_map is None else of_map.map_columns)
     given = source_NW, own_RV, gradient_RO, statistics.reshape(rows, -1), out_RV, map_RM
     source, own, gradient, kept, out, found = map(array, given)
-    function, walk, terms = _opened(edges, source_NW, Direction.IN)
+    function, walk, terms = _prepare(edges, source_NW, Direction.IN)
     match function:
         case Gatv2() | GatWithFeatures():
             scores = attention.Scores.of(function, walk, gradient.shape[1] // len(walk.scale_HE), 6)
             attention.pull_targets(walk, terms, scores, source, own, gradient, kept, out, found)
         case TransformerAttention():
-            scale, beside = 1 / math.sqrt(own.shape[1] // function.heads), dots.of_features(walk, terms, 4)
-            dots.pull_targets(walk, terms, scale, source, (own, gradient, kept), matrices(walk, 4), beside, out, found)
+            scale, features = 1 / math.sqrt(own.shape[1] // function.heads), dots.feature_buffers(walk, terms, 4)
+            dots.pull_targets(
+                walk, terms, scale, source, (own, gradient, kept), matrices(walk, 4), features, out, found
+            )
         case Product():
             widths = own.shape[1] // function.groups, gradient.shape[1] // function.groups
             factors, numbers = sums.Factors.of(function), (True, function.groups, *widths, 0)
@@ -119,7 +123,7 @@ def pull_target_gradients(
             if kept.shape[1]:
                 parts = gradient[:, :, None], kept.reshape(*gradient.shape, 2)
                 gradient = np.concatenate(parts, axis=2).reshape(len(gradient), -1)
-            constants, map_1M = (True, *_constants(function)), np.empty((1, found.shape[1]), found.dtype)
+            constants, map_1M = (True, *_softmax_constants(function)), np.empty((1, found.shape[1]), found.dtype)
             sums.rectified_gradients(
                 walk, terms, source, gradient, constants, sums.registers(found), map_1M, out, found
             )

@@ -20,7 +20,7 @@ _AHEAD = 32
 
 def add_weighted(into_RC: Tensor, into_E: Tensor, rows_SC: Tensor, from_E: Tensor, weight_EH: Tensor) -> Tensor:
     """Add, for every edge, the row at one end to the row at the other, each head times its number."""
-    given = into_E.numpy(), _lines(rows_SC), from_E.numpy(), weight_EH.numpy()
+    given = into_E.numpy(), _rows_with_gaps(rows_SC), from_E.numpy(), weight_EH.numpy()
     _add(into_RC.numpy(), *given, rows_SC.shape[1] // weight_EH.shape[1])
     return into_RC
 
@@ -28,12 +28,12 @@ def add_weighted(into_RC: Tensor, into_E: Tensor, rows_SC: Tensor, from_E: Tenso
 def products(left_SC: Tensor, left_E: Tensor, right_RC: Tensor, right_E: Tensor, heads: int) -> Tensor:
     """Return the inner product of the rows at both ends of every edge, for each head [E, H]."""
     found_EH = left_SC.new_empty(len(left_E), heads)
-    ends = _lines(left_SC), left_E.numpy(), _lines(right_RC), right_E.numpy()
+    ends = _rows_with_gaps(left_SC), left_E.numpy(), _rows_with_gaps(right_RC), right_E.numpy()
     _multiply(*ends, found_EH.numpy(), left_SC.shape[1] // heads)
     return found_EH
 
 
-def _lines(rows: Tensor) -> npt.NDArray[Any]:
+def _rows_with_gaps(rows: Tensor) -> npt.NDArray[Any]:
     """Return rows of a wider matrix with the numbers between them: loops are compiled for one layout."""
     return rows.numpy() if rows.is_contiguous() else as_strided(rows.numpy(), (len(rows), rows.stride(0)))
 

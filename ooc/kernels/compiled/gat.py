@@ -43,7 +43,7 @@ def attend(heads: GatHeads, tile: TileEdges, *, source_NS: Tensor, a_dst_RG: Ten
     channels = source_NS.shape[1] // groups - SOURCE_SCALARS
     out = torch.empty(len(a_dst_RG), groups * result_columns(channels, keep=keep), dtype=dtype)
     walk, terms = _walk(heads, tile, source_NS, Direction.IN), Terms.of(None, tile, source_NS)
-    numbers = groups, slices, channels, *_slope_of(heads), keep
+    numbers = groups, slices, channels, *_sign_and_slope(heads), keep
     _attend(walk, terms, array(source_NS), array(typed(a_dst_RG, dtype)), numbers, matrices(walk, 4), array(out))
     return out
 
@@ -53,7 +53,7 @@ def pull_sources(heads: GatHeads, tile: TileEdges, *, target_NS: Tensor, source_
     own = typed(source_RS, computed(target_NS))
     out = torch.empty_like(own, memory_format=torch.contiguous_format)
     walk, terms = _walk(heads, tile, target_NS, Direction.OUT), Terms.of(None, tile, target_NS)
-    numbers = len(heads.groups), heads.together, *_slope_of(heads), 0, 1
+    numbers = len(heads.groups), heads.together, *_sign_and_slope(heads), 0, 1
     pull_rows(walk, terms, array(target_NS), array(own), numbers, array(out))
     return out
 
@@ -62,7 +62,7 @@ def pull_rows(
     walk: Walk, terms: Terms, target_NS: Matrix, source_RS: Matrix, numbers: tuple[Any, ...], out_RS: Matrix
 ) -> None:
     """As ``pull_sources``, with ``terms`` of scores. ``numbers``: groups, how many of them share a head's scores,
-    ``_slope_of`` them, and which columns of a group hold a_dst and dZ (lse and D follow it)."""
+    ``_sign_and_slope`` them, and which columns of a group hold a_dst and dZ (lse and D follow it)."""
     d_GE = np.empty((numbers[0], EDGES), out_RS.dtype)
     _pull_sources(walk, terms, target_NS, source_RS, numbers, (*matrices(walk, 3), d_GE), out_RS)
 
@@ -78,7 +78,7 @@ def upstream(dz_RW: Tensor, kept_RK: Tensor, a_dst_RG: Tensor) -> tuple[Tensor, 
     return out_RP, da_dst_RG
 
 
-def _slope_of(heads: GatHeads) -> tuple[bool, float]:
+def _sign_and_slope(heads: GatHeads) -> tuple[bool, float]:
     """Return whether coefficients are signed, and the slope for negative scores if they are not."""
     return heads.negative_slope is None, heads.negative_slope or 0.0
 

@@ -86,13 +86,13 @@ def _mask(builder, column, limit, count):
     return builder.icmp_signed("<", numbers, _splat(builder, left, numbers.type))
 
 
-def _shuffled(builder, left, right, lanes):
+def _shuffle(builder, left, right, lanes):
     return builder.shuffle_vector(left, right, ir.Constant(ir.VectorType(_INT32, len(lanes)), list(lanes)))
 
 
 def _splat(builder, value, vector):
     first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(_INT32, 0))
-    return _shuffled(builder, first, first, [0] * vector.count)
+    return _shuffle(builder, first, first, [0] * vector.count)
 
 
 def _call(builder, name, result, arguments):
@@ -105,7 +105,7 @@ def _suffix(vector):
     return f"v{vector.count}{name}"
 
 
-def _stored(matrix, count):
+def _stored_vector(matrix, count):
     """Return the vector type of ``count`` numbers as they are stored in a matrix."""
     return ir.VectorType(ir.IntType(16) if matrix.dtype is types.int16 else _ir(matrix.dtype), count)
 
@@ -118,17 +118,17 @@ def _read(builder, matrix, place, mask):
     else:
         read = [place, ir.Constant(_INT32, 2), mask, ir.Constant(stored, [0] * stored.count)]
         found = _call(builder, f"llvm.masked.load.{_suffix(stored)}.p0", stored, read)
-    return found if matrix.dtype is not types.int16 else _widened(builder, found)
+    return found if matrix.dtype is not types.int16 else _widen(builder, found)
 
 
-def _widened(builder, halves):
+def _widen(builder, halves):
     """Convert bfloat16 to float32."""
     wide = ir.VectorType(_INT32, halves.type.count)
     shifted = builder.shl(builder.zext(halves, wide), _constant(16, wide))
     return builder.bitcast(shifted, ir.VectorType(ir.FloatType(), wide.count))
 
 
-def _narrowed(builder, numbers):
+def _narrow(builder, numbers):
     """Convert float32 to the nearest bfloat16; a tie is rounded away from zero, as by FBGEMM."""
     whole = ir.VectorType(_INT32, numbers.type.count)
     rounded = builder.add(builder.bitcast(numbers, whole), _constant(1 << 15, whole))
@@ -140,9 +140,9 @@ def number(_, matrix, row, column):
     """Load one number of a matrix, in the compute type."""
 
     def generate(context, builder, signature, arguments):
-        one = _stored(matrix, 1)
+        one = _stored_vector(matrix, 1)
         found = builder.load(_element(context, builder, matrix, *arguments, one), align=matrix.dtype.bitwidth // 8)
-        found = found if matrix.dtype is not types.int16 else _widened(builder, found)
+        found = found if matrix.dtype is not types.int16 else _widen(builder, found)
         return builder.extract_element(found, ir.Constant(_INT32, 0))
 
     return _computed(matrix.dtype)(matrix, types.intp, types.intp), generate
@@ -155,7 +155,7 @@ def load(_, matrix, row, column, limit):
 
     def generate(context, builder, signature, arguments):
         array, row, column, limit = arguments
-        place = _element(context, builder, matrix, array, row, column, _stored(matrix, lanes.count))
+        place = _element(context, builder, matrix, array, row, column, _stored_vector(matrix, lanes.count))
         return _read(builder, matrix, place, _mask(builder, column, limit, lanes.count))
 
     return lanes(matrix, types.intp, types.intp, types.intp), generate
@@ -173,7 +173,7 @@ def load_rows(_, matrix, rows, first, column, limit):
         found = []
         for number in range(TOGETHER):
             row = builder.load(builder.gep(listed, [builder.add(first, first.type(number))]))
-            place = _element(context, builder, matrix, array, row, column, _stored(matrix, lanes.count))
+            place = _element(context, builder, matrix, array, row, column, _stored_vector(matrix, lanes.count))
             found.append(_read(builder, matrix, place, mask))
         return _rows(builder, found)
 
@@ -190,7 +190,7 @@ def load_side_by_side(_, matrix, row, column, limit):
         found = []
         for number in range(TOGETHER):
             at = builder.add(column, column.type(number * lanes.count))
-            place = _element(context, builder, matrix, array, row, at, _stored(matrix, lanes.count))
+            place = _element(context, builder, matrix, array, row, at, _stored_vector(matrix, lanes.count))
             if not limited:
                 found.append(_read(builder, matrix, place, None))
                 continue
@@ -216,7 +216,7 @@ def store_side_by_side(_, matrix, row, column, limit, lanes):
         array, row, column, limit, value = arguments
         for number in range(TOGETHER):
             one, at = _row(builder, lanes, value, number), builder.add(column, column.type(number * lanes.count))
-            one = _narrowed(builder, one) if matrix.dtype is types.int16 else one
+            one = _narrow(builder, one) if matrix.dtype is types.int16 else one
             place = _element(context, builder, matrix, array, row, at, one.type)
             written = [one, place, ir.Constant(_INT32, 2), _mask(builder, at, limit, lanes.count)]
             _call(builder, f"llvm.masked.store.{_suffix(one.type)}.p0", ir.VoidType(), written)
@@ -254,9 +254,9 @@ def load_halves(_, matrix, row, halves, like):
         first, other, *counts = cgutils.unpack_tuple(builder, halves)
         half, found = lanes.count // 2, []
         for column, count in ((first, counts[0]), (other, counts[1])):
-            place = _element(context, builder, matrix, array, row, column, _stored(matrix, half))
+            place = _element(context, builder, matrix, array, row, column, _stored_vector(matrix, half))
             found.append(_read(builder, matrix, place, _mask(builder, count.type(0), count, half)))
-        both = _shuffled(builder, *found, range(2 * half))
+        both = _shuffle(builder, *found, range(2 * half))
         if kind is lanes.scalar:
             return both
         return (builder.fptrunc if lanes.scalar is types.float32 else builder.fpext)(both, _vector(lanes))
@@ -273,7 +273,7 @@ def store_halves(_, matrix, row, halves, lanes):
         first, other, *counts = cgutils.unpack_tuple(builder, halves)
         half = lanes.count // 2
         for number, (column, count) in enumerate(((first, counts[0]), (other, counts[1]))):
-            part = _shuffled(builder, value, value, range(number * half, (number + 1) * half))
+            part = _shuffle(builder, value, value, range(number * half, (number + 1) * half))
             place = _element(context, builder, matrix, array, row, column, part.type)
             written = [part, place, ir.Constant(_INT32, 2), _mask(builder, count.type(0), count, half)]
             _call(builder, f"llvm.masked.store.{_suffix(part.type)}.p0", ir.VoidType(), written)
@@ -344,7 +344,7 @@ def _intrinsic(names, define):
     return intrinsic(define)
 
 
-def _each(combine):
+def _elementwise(combine):
     """Return an intrinsic that applies ``combine`` to vectors, row by row; a single row is combined with all rows of
     the others."""
 
@@ -370,7 +370,7 @@ def _fma(builder, left, right, added):
     return _call(builder, f"llvm.fma.{_suffix(left.type)}", left.type, [left, right, added])
 
 
-@_each
+@_elementwise
 def larger(builder, left, right):
     """The larger of two numbers; NaN if either is."""
     keeps = builder.or_(builder.fcmp_unordered("uno", left, left), builder.fcmp_ordered(">=", left, right))
@@ -385,13 +385,13 @@ def _where_positive(builder, tested, positive, other):
     return builder.select(builder.fcmp_ordered(">", tested, _constant(0.0, tested.type)), positive, other)
 
 
-@_each
+@_elementwise
 def where_equal(builder, left, right, equal, other):
     """The third number if the first two are equal, otherwise the fourth."""
     return builder.select(builder.fcmp_ordered("==", left, right), equal, other)
 
 
-@_each
+@_elementwise
 def exp(builder, value):
     """e to the power of lanes, within two units in the last place; 0 if the result would not be a normal number, and
     the largest power for larger arguments."""
@@ -416,7 +416,7 @@ def exp(builder, value):
     return _where_positive(builder, builder.fsub(least, value), _constant(0.0, kind), builder.fmul(found, scale))
 
 
-@_each
+@_elementwise
 def log_of_more(builder, value):
     """log(1 + u) for lanes u from 0 to 1, within some units in the last place: 2 artanh(u / (2 + u)), a series in which
     each term is at most a ninth of the one before."""
@@ -427,15 +427,15 @@ def log_of_more(builder, value):
     return builder.fmul(ratio, reduce(lambda sums, factor: _fma(builder, sums, square, factor), factors))
 
 
-fma = _each(_fma)
+fma = _elementwise(_fma)
 """The product of the first two plus the third, rounded once."""
-higher = _each(_higher)
+higher = _elementwise(_higher)
 """The larger of two numbers, in one instruction; the second if either is NaN."""
-where_positive = _each(_where_positive)
+where_positive = _elementwise(_where_positive)
 """The second number if the first is above 0, otherwise (also for NaN) the third."""
 
 
-def _halving(combine):
+def _reduction_by_halves(combine):
     @intrinsic
     def of_lanes(_, lanes):
         def generate(context, builder, signature, arguments):
@@ -443,7 +443,7 @@ def _halving(combine):
             while count > 1:
                 count //= 2
                 low, high = range(count), range(count, 2 * count)
-                value = combine(builder, _shuffled(builder, value, value, low), _shuffled(builder, value, value, high))
+                value = combine(builder, _shuffle(builder, value, value, low), _shuffle(builder, value, value, high))
             return builder.extract_element(value, ir.Constant(_INT32, 0))
 
         return lanes.scalar(lanes), generate
@@ -451,9 +451,9 @@ def _halving(combine):
     return of_lanes
 
 
-total = _halving(lambda builder, left, right: builder.fadd(left, right))
+total = _reduction_by_halves(lambda builder, left, right: builder.fadd(left, right))
 """The sum of all lanes: of those half a register apart, then a quarter, …"""
-largest = _halving(_higher)
+largest = _reduction_by_halves(_higher)
 """The largest of all lanes, none of which is NaN."""
 
 
@@ -466,7 +466,7 @@ def totals(_, lanes):
 
         def half(left, right, which):
             sums = parts if left is right else 2 * parts
-            return _shuffled(
+            return _shuffle(
                 builder,
                 left,
                 right,
@@ -478,12 +478,12 @@ def totals(_, lanes):
             parts_then = parts * min(2, len(vectors))
             vectors = [builder.fadd(half(*pair, 0), half(*pair, 1)) for pair in pairs]
             parts, size = parts_then, size // 2
-        return _shuffled(builder, vectors[0], vectors[0], [lane % lanes.rows for lane in range(lanes.count)])
+        return _shuffle(builder, vectors[0], vectors[0], [lane % lanes.rows for lane in range(lanes.count)])
 
     return Lanes(lanes.scalar)(lanes), generate
 
 
-def _every(step, start):
+def _strided_lanes(step, start):
     def of_lanes(_, *lanes):
         count = lanes[0].count
 
@@ -492,7 +492,7 @@ def _every(step, start):
             for number, value in enumerate(arguments):
                 wanted = enumerate(range(start - number * count, (step - number) * count, step))
                 at = [count + place if 0 <= place < count else lane for lane, place in wanted]
-                found = _shuffled(builder, found, value, at)
+                found = _shuffle(builder, found, value, at)
             return found
 
         return lanes[0](*lanes), generate
@@ -500,9 +500,9 @@ def _every(step, start):
     return _intrinsic([f"lanes_{number}" for number in range(step)], of_lanes)
 
 
-evens, odds = (_every(2, start) for start in range(2))
+evens, odds = (_strided_lanes(2, start) for start in range(2))
 """The even, or the odd, lanes of two registers."""
-firsts, seconds, thirds = (_every(3, start) for start in range(3))
+firsts, seconds, thirds = (_strided_lanes(3, start) for start in range(3))
 """Every third lane of three registers, from the first, second or third lane on."""
 
 

@@ -37,7 +37,7 @@ AHEAD = 32
 """How many edges ahead neighbours' rows are prefetched."""
 
 
-_WRITTEN = sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()
+_SOURCE_DIGEST = sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()
 """A key of the source text of all loops, which differs between versions."""
 
 
@@ -60,7 +60,7 @@ class _Cache(FunctionCache):
         self.lock_path = Path(self._cache_path, f"{self._impl.filename_base}.lock")
 
     def _index_key(self, signature: Any, codegen: Any) -> Any:
-        return *super()._index_key(signature, codegen), _WRITTEN
+        return *super()._index_key(signature, codegen), _SOURCE_DIGEST
 
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
@@ -73,11 +73,11 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     dispatcher: Any = njit(**_OPTIONS)(function)
     with suppress(RuntimeError):  # without a writable folder every process compiles by itself
         dispatcher._cache = _Cache(function)
-        dispatcher.compile = _by_one_process(dispatcher.compile, dispatcher._cache.lock_path)
+        dispatcher.compile = _compiled_by_one_process(dispatcher.compile, dispatcher._cache.lock_path)
     return cast(Callable[..., Any], dispatcher)
 
 
-def _by_one_process(compile_loop: Callable[[Any], Any], lock_path: Path) -> Callable[[Any], Any]:
+def _compiled_by_one_process(compile_loop: Callable[[Any], Any], lock_path: Path) -> Callable[[Any], Any]:
     """Return ``compile_loop`` guarded by a lock, so that of several processes that begin together one compiles, and the
     others find the result in the cache."""
 

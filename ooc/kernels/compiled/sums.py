@@ -99,7 +99,8 @@ def registers(out: Matrix) -> Matrix:
 @compiled
 def product(walk, terms, factors, source_NW, target_RV, groups, term_EL, out_RO):
     lanes, channels = NBYTES // out_RO.itemsize, out_RO.shape[1] // groups
-    blocks, zero, one = _blocks(groups, channels, lanes), spread(out_RO.dtype.type(0)), spread(out_RO.dtype.type(1))
+    blocks = _count_blocks(groups, channels, lanes)
+    zero, one = spread(out_RO.dtype.type(0)), spread(out_RO.dtype.type(1))
     of_source, of_target = factors.by_sources * channels, factors.by_targets * channels
     for row in range(len(out_RO)):
         clear(out_RO, row)
@@ -108,21 +109,22 @@ def product(walk, terms, factors, source_NW, target_RV, groups, term_EL, out_RO)
             read(terms, walk, count)
             for number in range(blocks):
                 block = _block(number, groups, channels, lanes)
-                at, source_at = _at(block, channels, 0), _if_any(block, of_source, factors.source, channels)
-                other_at = _if_any(block, of_source, factors.other_source, channels)
+                at = _block_columns(block, channels, 0)
+                source_at = _part_columns(block, of_source, factors.source, channels)
+                other_at = _part_columns(block, of_source, factors.other_source, channels)
                 if terms.are_there:
-                    term_at, other_term_at = _of_terms(block, factors.number * channels, factors.number, channels)
-                    _make(walk, terms, count, term_at, other_term_at, term_EL)
+                    term_at, other_term_at = _term_columns(block, factors.number * channels, factors.number, channels)
+                    _make_terms(walk, terms, count, term_at, other_term_at, term_EL)
                 target = other_target = zero
                 if factors.target >= 0:
-                    target_at = _if_any(block, of_target, factors.target, channels)
+                    target_at = _part_columns(block, of_target, factors.target, channels)
                     target = load_halves(target_RV, row, target_at, out_RO)
                 if factors.other_target >= 0:
-                    other_target_at = _if_any(block, of_target, factors.other_target, channels)
+                    other_target_at = _part_columns(block, of_target, factors.other_target, channels)
                     other_target = load_halves(target_RV, row, other_target_at, out_RO)
-                added_at, added_target = _if_any(block, of_source, factors.added_source, channels), zero
+                added_at, added_target = _part_columns(block, of_source, factors.added_source, channels), zero
                 if factors.added_target >= 0:
-                    added_target_at = _if_any(block, of_target, factors.added_target, channels)
+                    added_target_at = _part_columns(block, of_target, factors.added_target, channels)
                     added_target = load_halves(target_RV, row, added_target_at, out_RO)
                 sums = load_halves(out_RO, row, at, out_RO)
                 for edge in range(count if factors.is_gate else 0):
@@ -141,9 +143,9 @@ def product(walk, terms, factors, source_NW, target_RV, groups, term_EL, out_RO)
                     if terms.are_there:
                         value = value + load(term_EL, edge, 0, lanes)
                         other = other + load(term_EL, EDGES + edge, 0, lanes)
-                    value = _activated(factors.activation, factors.constant, target + value, one)
+                    value = _activate(factors.activation, factors.constant, target + value, one)
                     if factors.number == 2:
-                        other = _activated(factors.other_activation, factors.other_constant, other_target + other, one)
+                        other = _activate(factors.other_activation, factors.other_constant, other_target + other, one)
                         if not factors.is_more:
                             sums = fma(value, other, sums)
                             continue
@@ -152,7 +154,7 @@ def product(walk, terms, factors, source_NW, target_RV, groups, term_EL, out_RO)
                         value = value + added_target
                         if factors.added_source >= 0:
                             value = value + pull_halves(walk, source_NW, edge, added_at, out_RO)
-                        value = _activated(factors.outer_activation, factors.outer_constant, value, one)
+                        value = _activate(factors.outer_activation, factors.outer_constant, value, one)
                     sums = sums + value
                 store_halves(out_RO, row, at, sums)
 
@@ -165,7 +167,8 @@ def product_gradients(walk, terms, factors, source_XW, target_XV, above_XO, numb
     near_E, lanes = walk.near_E, NBYTES // out_RX.itemsize
     of_source = source_XW.shape[1] // groups if factors.by_sources else 0
     channels = of_source // factors.by_sources if factors.by_sources else target_width // factors.by_targets
-    blocks, zero, one = _blocks(groups, channels, lanes), spread(out_RX.dtype.type(0)), spread(out_RX.dtype.type(1))
+    blocks = _count_blocks(groups, channels, lanes)
+    zero, one = spread(out_RX.dtype.type(0)), spread(out_RX.dtype.type(1))
     own, other_own = (factors.target, factors.other_target) if are_targets else (factors.source, factors.other_source)
     added_own = factors.added_target if are_targets else factors.added_source
     width = out_RX.shape[1] // groups
@@ -178,21 +181,21 @@ def product_gradients(walk, terms, factors, source_XW, target_XV, above_XO, numb
             read(terms, walk, count)
             for number in range(blocks):
                 block = _block(number, groups, channels, lanes)
-                source_at = _if_any(block, of_source, factors.source, channels)
-                other_source_at = _if_any(block, of_source, factors.other_source, channels)
-                target_at = _if_any(block, target_width, factors.target, channels)
-                other_target_at = _if_any(block, target_width, factors.other_target, channels)
-                above_at = _at(block, above_width, above_first)
+                source_at = _part_columns(block, of_source, factors.source, channels)
+                other_source_at = _part_columns(block, of_source, factors.other_source, channels)
+                target_at = _part_columns(block, target_width, factors.target, channels)
+                other_target_at = _part_columns(block, target_width, factors.other_target, channels)
+                above_at = _block_columns(block, above_width, above_first)
                 own_at, other_own_at = (
-                    _if_any(block, width, own, channels),
-                    _if_any(block, width, other_own, channels),
+                    _part_columns(block, width, own, channels),
+                    _part_columns(block, width, other_own, channels),
                 )
-                added_own_at = _if_any(block, width, added_own, channels)
-                added_at = _if_any(block, of_source, factors.added_source, channels)
-                added_target_at = _if_any(block, target_width, factors.added_target, channels)
+                added_own_at = _part_columns(block, width, added_own, channels)
+                added_at = _part_columns(block, of_source, factors.added_source, channels)
+                added_target_at = _part_columns(block, target_width, factors.added_target, channels)
                 if terms.are_there:
-                    term_at, other_term_at = _of_terms(block, factors.number * channels, factors.number, channels)
-                    _make(walk, terms, count, term_at, other_term_at, term_EL)
+                    term_at, other_term_at = _term_columns(block, factors.number * channels, factors.number, channels)
+                    _make_terms(walk, terms, count, term_at, other_term_at, term_EL)
                 sums = load_halves(out_RX, row, own_at, out_RX)
                 other_sums = load_halves(out_RX, row, other_own_at, out_RX)
                 added_sums = load_halves(out_RX, row, added_own_at, out_RX)
@@ -232,12 +235,12 @@ def product_gradients(walk, terms, factors, source_XW, target_XV, above_XO, numb
                         before = load_halves(target_XV, target, target_at, out_RX) + before
                     if factors.other_target >= 0:
                         other_before = load_halves(target_XV, target, other_target_at, out_RX) + other_before
-                    value = _activated(factors.activation, factors.constant, before, one)
+                    value = _activate(factors.activation, factors.constant, before, one)
                     above = load_halves(above_XO, target, above_at, out_RX)
                     other = one
                     if factors.number == 2:
                         code, constant = factors.other_activation, factors.other_constant
-                        other = _activated(code, constant, other_before, one)
+                        other = _activate(code, constant, other_before, one)
                     if factors.is_more:
                         whole = value * other
                         if factors.added_target >= 0:
@@ -246,17 +249,19 @@ def product_gradients(walk, terms, factors, source_XW, target_XV, above_XO, numb
                             whole = whole + load_halves(source_XW, source, added_at, out_RX)
                         if factors.outer_activation != IDENTITY:
                             code, constant = factors.outer_activation, factors.outer_constant
-                            above = above * _slope(code, constant, whole, _activated(code, constant, whole, one), one)
+                            above = above * _derivative(
+                                code, constant, whole, _activate(code, constant, whole, one), one
+                            )
                         added_sums = added_sums + above
                     d_before, d_other = above, zero
                     if factors.number == 2:
                         code, constant = factors.other_activation, factors.other_constant
                         d_other = above * value
                         if code != IDENTITY:
-                            d_other = d_other * _slope(code, constant, other_before, other, one)
+                            d_other = d_other * _derivative(code, constant, other_before, other, one)
                         d_before = above * other
                     if factors.activation != IDENTITY:
-                        d_before = d_before * _slope(factors.activation, factors.constant, before, value, one)
+                        d_before = d_before * _derivative(factors.activation, factors.constant, before, value, one)
                     if with_map:
                         store(term_EL, edge, 0, lanes, d_before)
                         store(term_EL, EDGES + edge, 0, lanes, d_other)
@@ -266,16 +271,16 @@ def product_gradients(walk, terms, factors, source_XW, target_XV, above_XO, numb
                 store_halves(out_RX, row, added_own_at, added_sums)
                 if with_map:
                     map_width = len(terms.weight_KT) * factors.number * channels
-                    first, other_first = _of_terms(block, map_width, factors.number, channels)
+                    first, other_first = _term_columns(block, map_width, factors.number, channels)
                     columns = factors.number * channels
-                    _add(terms, term_EL, count, first, other_first, columns, is_first, map_RM, row)
+                    _add_map_gradient(terms, term_EL, count, first, other_first, columns, is_first, map_RM, row)
             is_first = False
         if is_first:
             clear(map_RM, row)
 
 
 @part
-def _activated(code, constant, lanes, one):
+def _activate(code, constant, lanes, one):
     """``Activation``'s function of a number, selected by its number. ``one``: 1 in all lanes."""
     if code == IDENTITY:
         return lanes
@@ -311,7 +316,7 @@ def _fetch_both(walk, edge, matrix, halves, other, other_halves):
 
 
 @part
-def _slope(code, constant, lanes, value, one):
+def _derivative(code, constant, lanes, value, one):
     """The derivative of the function of ``lanes`` whose value is ``value``; not needed for the identity."""
     if code == SIGMOID:
         return value * (one - value)
@@ -340,9 +345,9 @@ def rectified(walk, terms, source_NW, eps, term_EL, out_RO):
             count = walk.at[TAKEN]
             read(terms, walk, count)
             for number in range(0, registers, 2):
-                at, other_at = _register(number, columns, lanes), _register(number + 1, columns, lanes)
+                at, other_at = _register_columns(number, columns, lanes), _register_columns(number + 1, columns, lanes)
                 if terms.are_there:
-                    _make(walk, terms, count, at, other_at, term_EL)
+                    _make_terms(walk, terms, count, at, other_at, term_EL)
                 for half in range(min(2, registers - number)):
                     begin, first = (number + half) * lanes, half * EDGES
                     sums = load(out_RO, row, begin, columns)
@@ -369,9 +374,9 @@ def softmax(walk, terms, source_NW, numbers, term_EL, softmax_2O, out_RO, lse_RO
             count = walk.at[TAKEN]
             read(terms, walk, count)
             for number in range(0, registers, 2):
-                at, other_at = _register(number, columns, lanes), _register(number + 1, columns, lanes)
+                at, other_at = _register_columns(number, columns, lanes), _register_columns(number + 1, columns, lanes)
                 if terms.are_there:
-                    _make(walk, terms, count, at, other_at, term_EL)
+                    _make_terms(walk, terms, count, at, other_at, term_EL)
                 for half in range(min(2, registers - number)):
                     begin, first = (number + half) * lanes, half * EDGES
                     before = load(softmax_2O, 0, begin, columns)
@@ -418,9 +423,9 @@ def rectified_gradients(walk, terms, source_XW, above_XP, numbers, term_EL, map_
             count = walk.at[TAKEN]
             read(terms, walk, count)
             for number in range(0, registers, 2):
-                at, other_at = _register(number, columns, lanes), _register(number + 1, columns, lanes)
+                at, other_at = _register_columns(number, columns, lanes), _register_columns(number + 1, columns, lanes)
                 if terms.are_there:
-                    _make(walk, terms, count, at, other_at, term_EL)
+                    _make_terms(walk, terms, count, at, other_at, term_EL)
                 for half in range(min(2, registers - number)):
                     begin, first = (number + half) * lanes, half * EDGES
                     sums = zero if are_targets else load(out_RX, row, begin, columns)
@@ -457,16 +462,16 @@ def rectified_gradients(walk, terms, source_XW, above_XP, numbers, term_EL, map_
                     if not are_targets:
                         store(out_RX, row, begin, columns, sums)
                 if are_targets:
-                    _add(terms, term_EL, count, at, other_at, columns, is_first, map_1M, 0)
+                    _add_map_gradient(terms, term_EL, count, at, other_at, columns, is_first, map_1M, 0)
             is_first = False
         if is_first:
             clear(map_RM, row)
         elif are_targets:
-            _lay_out(map_1M, rows, terms.groups, map_RM, row)
+            _store_map_gradient(map_1M, rows, terms.groups, map_RM, row)
 
 
 @part
-def _lay_out(map_1M, rows, groups, map_RM, row):
+def _store_map_gradient(map_1M, rows, groups, map_RM, row):
     """Write the gradient of a row's map, feature after feature, group after group."""
     columns = map_1M.shape[1] // rows
     width, place = columns // groups, 0
@@ -483,7 +488,7 @@ def _lay_out(map_1M, rows, groups, map_RM, row):
 
 
 @part
-def _blocks(groups, channels, lanes):
+def _count_blocks(groups, channels, lanes):
     """Return how many registers hold the columns of all groups, by halves."""
     return (groups * -(-channels // (lanes // 2)) + 1) // 2
 
@@ -501,43 +506,43 @@ def _block(number, groups, channels, lanes):
 
 
 @part
-def _at(block, width, first):
+def _block_columns(block, width, first):
     """Return where a block lies in rows with this many columns for a group, the block's from the first on."""
     (group, channel, count), (other_group, other_channel, others) = block
     return group * width + first + channel, other_group * width + first + other_channel, count, others
 
 
 @part
-def _register(number, columns, lanes):
+def _register_columns(number, columns, lanes):
     """Return where the halves of a register lie among consecutive columns."""
     begin, half = number * lanes, lanes // 2
     return begin, begin + half, columns - begin, columns - begin - half
 
 
 @part
-def _if_any(block, width, part, channels):
+def _part_columns(block, width, part, channels):
     """Return where the ``part``-th columns of a group lie, in groups of ``width``; nothing for part -1."""
-    first, other, count, others = _at(block, width, max(part, 0) * channels)
+    first, other, count, others = _block_columns(block, width, max(part, 0) * channels)
     return (first, other, count, others) if part >= 0 else (first, other, 0, 0)
 
 
 @part
-def _of_terms(block, width, factors, channels):
+def _term_columns(block, width, factors, channels):
     """Return where a block's terms lie, for one factor and the other, if there is one."""
-    at, other = _at(block, width, 0), _at(block, width, channels)
+    at, other = _block_columns(block, width, 0), _block_columns(block, width, channels)
     if factors == 1:
         other = other[0], other[1], 0, 0
     return at, other
 
 
 @part
-def _make(walk, terms, count, at, other_at, term_EL):
+def _make_terms(walk, terms, count, at, other_at, term_EL):
     """Make two registers of these edges' terms: the first of all edges, then, from row ``EDGES`` on, the other."""
     lanes, zero = term_EL.shape[1], term_EL.dtype.type(0)
     if len(terms.weight_KT) == 0:
         for edge in range(count):
-            _copy(terms, walk.place_E[edge], _further(at, terms.first), term_EL, edge)
-            _copy(terms, walk.place_E[edge], _further(other_at, terms.first), term_EL, EDGES + edge)
+            _copy_features(terms, walk.place_E[edge], _shift_columns(at, terms.first), term_EL, edge)
+            _copy_features(terms, walk.place_E[edge], _shift_columns(other_at, terms.first), term_EL, EDGES + edge)
         return
     for edge in range(0, count, TOGETHER):
         term = other = spread_rows(zero)
@@ -550,7 +555,7 @@ def _make(walk, terms, count, at, other_at, term_EL):
 
 
 @part
-def _copy(terms, place, at, term_EL, edge):
+def _copy_features(terms, place, at, term_EL, edge):
     """Copy a register of an edge's features."""
     edges, lanes = len(terms.stored_EK), term_EL.shape[1]
     if place < edges:
@@ -560,7 +565,7 @@ def _copy(terms, place, at, term_EL, edge):
 
 
 @part
-def _add(terms, d_term_EL, count, at, other_at, width, is_first, map_XM, row):
+def _add_map_gradient(terms, d_term_EL, count, at, other_at, width, is_first, map_XM, row):
     """Add these edges' part of the map's gradient in two registers of columns; the first time, write it. The map's
     first row is in these places, each further row so many columns behind."""
     lanes, rows, zero = d_term_EL.shape[1], len(terms.weight_KT), map_XM.dtype.type(0)
@@ -571,7 +576,7 @@ def _add(terms, d_term_EL, count, at, other_at, width, is_first, map_XM, row):
             sums = fma(features, load(d_term_EL, edge, 0, lanes), sums)
             others = fma(features, load(d_term_EL, EDGES + edge, 0, lanes), others)
         for one in range(min(TOGETHER, rows - k)):
-            here, other = _further(at, (k + one) * width), _further(other_at, (k + one) * width)
+            here, other = _shift_columns(at, (k + one) * width), _shift_columns(other_at, (k + one) * width)
             added, others_added = row_of(sums, one), row_of(others, one)
             if not is_first:
                 added = load_halves(map_XM, row, here, map_XM) + added
@@ -581,5 +586,5 @@ def _add(terms, d_term_EL, count, at, other_at, width, is_first, map_XM, row):
 
 
 @part
-def _further(at, columns):
+def _shift_columns(at, columns):
     return at[0] + columns, at[1] + columns, at[2], at[3]
