@@ -37,8 +37,8 @@ from ooc.kernels.gat import TARGET_SCALARS
 from ooc.model.layers.edge_functions import NO_TERM, EdgeTerm, FunctionAttention, FunctionSum, dot_product_attention
 from ooc.model.layers.layer import Call
 from ooc.model.layers.per_edge import AttentionOptions, GatAttention
+from ooc.model.lowering.calls.rowwise import ROWWISE_MODULES
 from ooc.model.lowering.projection import Repeated, Weights
-from ooc.model.lowering.rowwise import ROWWISE_MODULES
 from ooc.model.lowering.symbolic import LINEAR, is_linear, replaced_functions
 from ooc.model.lowering.values import Ones, RowFunction, Value
 from ooc.plan.workload import EdgeData

@@ -22,7 +22,8 @@ from ooc.model.layers.layer import EdgeInput, Graph, Layer, NoFormulaError, laye
 from ooc.model.layers.opaque import lower_opaque
 from ooc.model.layers.propagation import ADD_UP, BY_INDEX, COUNTS, EdgeCall, lower_propagation
 from ooc.model.lowering.assembly import Assembly, Setting
-from ooc.model.lowering.interpreter import Interpreter, leaves_of, message_of
+from ooc.model.lowering.calls.interpreter import Interpreter, message_of
+from ooc.model.lowering.calls.stand_ins import leaves_of
 from ooc.model.lowering.messages.hoisted import lower_hoisted
 from ooc.model.lowering.messages.summed import (
     lower_degree,

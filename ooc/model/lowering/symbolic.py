@@ -41,10 +41,10 @@ from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
 from ooc.errors import ModelError
 from ooc.kernels.tensors import fractions
 from ooc.model.lowering.assembly import Setting, first_line
+from ooc.model.lowering.calls.rowwise import IN_PLACE, VIEWS, WHOLE, assigned
 from ooc.model.lowering.matrices import PRODUCTS, matrix_of_edges
 from ooc.model.lowering.norms import NORMS
 from ooc.model.lowering.plain_forwards import GLOBAL_ATTENTIONS, plain_forwards
-from ooc.model.lowering.rowwise import IN_PLACE, VIEWS, WHOLE, assigned
 from ooc.storage.types import Types
 
 LINEAR: tuple[type[nn.Module], ...] = (nn.Linear, GraphLinear)

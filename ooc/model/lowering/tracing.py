@@ -25,7 +25,7 @@ from torch_geometric.nn import Sequential as GraphSequential
 from ooc.errors import ModelError, OocError
 from ooc.model.layers.layer import ARGUMENTS, EdgeInput, EdgeKinds, Graph
 from ooc.model.lowering.assembly import Assembly, Inputs, Results, Setting, first_line
-from ooc.model.lowering.interpreter import Interpreter, reason_of, with_place
+from ooc.model.lowering.calls.interpreter import Interpreter, reason_of, with_place
 from ooc.model.lowering.opened import lower_as_it_is
 from ooc.model.lowering.symbolic import (
     calls_of,

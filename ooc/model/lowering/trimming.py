@@ -17,9 +17,9 @@ from torch_geometric.nn import GATv2Conv, GINConv, GINEConv, GraphConv, SAGEConv
 
 from ooc.model.layers.layer import EdgeInput, Graph
 from ooc.model.layers.propagation import EdgeCall
-from ooc.model.lowering.interpreter import Free, OneBatch, OneGraph, Parts
+from ooc.model.lowering.calls.rowwise import ARITHMETIC
+from ooc.model.lowering.calls.stand_ins import Free, OneBatch, OneGraph, Parts
 from ooc.model.lowering.network import EVERYWHERE, Network, hops
-from ooc.model.lowering.rowwise import ARITHMETIC
 from ooc.model.lowering.symbolic import replaced_functions
 from ooc.model.lowering.values import Codes, RowCount, Value
 

@@ -33,7 +33,9 @@ from ooc.model.layers.layer import Call, EdgeInput, Graph, NoFormulaError
 from ooc.model.layers.propagation import EdgeCall, lower_propagation
 from ooc.model.layers.sums import SUMS
 from ooc.model.lowering.assembly import Assembly
-from ooc.model.lowering.interpreter import Free, Interpreter, activation_of, leaves_of, parameter_of
+from ooc.model.lowering.calls.functions import activation_of
+from ooc.model.lowering.calls.interpreter import Interpreter
+from ooc.model.lowering.calls.stand_ins import Free, leaves_of, parameter_of
 from ooc.model.lowering.messages.summed import (
     MULTIPLY,
     PLAIN,
@@ -414,7 +416,7 @@ class _MessageInterpreter(Interpreter):
     ) -> Value:
         """Return rows times the sum of some columns of the weight, each times a factor."""
         if scaled_columns == [(1.0, slice(0, weight.shape[1]))]:
-            return self._linear(rows, weight, bias, self._where)
+            return self._functions.linear(rows, weight, bias, self._where)
 
         def made() -> tuple[Tensor, Tensor | None]:
             return _combine_columns(weight, scaled_columns), bias

@@ -27,7 +27,8 @@ from ooc.model.layers.layer import Call, EdgeInput, Graph, NoFormulaError
 from ooc.model.layers.propagation import EdgeCall
 from ooc.model.layers.sums import SUMS, aggregated, normalization
 from ooc.model.lowering.assembly import Assembly, Setting, check_matrix, first_line
-from ooc.model.lowering.interpreter import Interpreter, leaves_of
+from ooc.model.lowering.calls.interpreter import Interpreter
+from ooc.model.lowering.calls.stand_ins import leaves_of
 from ooc.model.lowering.projection import Linear, Projection
 from ooc.model.lowering.rectified import ExponentialLinear, Rectified, Sigmoidal
 from ooc.model.lowering.symbolic import Calls, calls_of, small_rows
