@@ -10,6 +10,7 @@ import torch
 import torch_geometric.nn  # noqa: F401  (which warns where it is read first, which would be in a command then)
 
 from ooc import cli
+from tests.processes import fork
 
 RunCommand = Callable[..., tuple[int, str, str]]
 
@@ -40,7 +41,7 @@ def run(capfd: pytest.CaptureFixture[str]) -> RunCommand:
 
 def forked(work: Callable[[], int]) -> int:
     """The id of a process, forked here, which has read all that it wants; what ``work`` gives is its exit code."""
-    process = os.fork()
+    process = fork()
     if process == 0:
         code = 1
         try:
