@@ -431,8 +431,8 @@ def _canonical(value: Any, depth: int = _MOST_DEPTH, *, weights: bool = False) -
         return str(value.dtype), value.shape, _checksum(value)
     if isinstance(value, CodeType):
         return value.co_code, value.co_names, [_canonical(one, depth) for one in value.co_consts]
-    if isinstance(value, (staticmethod, classmethod, MethodType)):
-        return _canonical(value.__func__, depth)
+    if isinstance(value, MethodType):
+        return [_canonical(one, depth) for one in (value.__func__, value.__self__)]
     if isinstance(value, AveragedModel):  # its weights are set when it is first averaged
         return _canonical([value.avg_fn, value.multi_avg_fn, value.use_buffers, value.n_averaged], depth)
     name = getattr(value, "__qualname__", type(value).__qualname__)

@@ -325,10 +325,16 @@ class StateOnDisk:
         """Continue from a checkpoint's ``state()``. Raises RunError if it does not exist or does not fit."""
         self._current, self._half_done, self._seen = None, False, self._optimizer.state
         if state is None:
+            groups = {id(one): group for group in self._optimizer.param_groups for one in group["params"]}
+            for one in () if into_memory else self._paged:
+                if _kept_of(self._optimizer, groups[id(one.parameter)], one.parameter) != one.names:
+                    raise RunError(
+                        "the run was begun with other options of the optimizer, by which it keeps other state"
+                    )
             return
         version, crcs = state["version"], state["crcs"]
         if state["pieces"] != self._layout or self._read_from is None:
-            raise RunError("what the optimizer keeps of large parameters is of another model or optimizer")
+            raise RunError("what the optimizer keeps of large parameters is of another model, or of other options")
         path = _path(self._read_from, version)
         try:
             if path.stat().st_size != self.nbytes:

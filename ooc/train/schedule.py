@@ -65,8 +65,6 @@ class Schedules:
 
     def load(self, states: list[dict[str, Any]]) -> None:
         """The inverse of ``state``."""
-        if len(states) != len(self.all):
-            raise OptionError(f"the run was begun with {len(states)} schedulers, not {len(self.all)}")
         for scheduler, state in zip(self.all, states, strict=True):
             scheduler.load_state_dict(state)
 

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -204,3 +205,24 @@ _SMOOTHING = 0.1
 
 def _smoothed(outputs: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(outputs, labels, label_smoothing=_SMOOTHING, reduction="none")
+
+
+def _scaled(scale: float, outputs: Tensor, labels: Tensor) -> Tensor:
+    return scale * F.cross_entropy(outputs, labels, reduction="none")
+
+
+class Scaled:
+    """A loss as a method, with what it goes by."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return _scaled(self.scale, outputs, labels)
+
+
+@pytest.mark.parametrize("make", [lambda scale: partial(_scaled, scale), lambda scale: Scaled(scale).loss])
+def test_what_a_loss_is_bound_to_is_compared(make: Callable[[float], Any]) -> None:
+    """Of a method two objects that differ trained silently."""
+    one, same, other = (model_snapshot.described(nn.Linear(2, 2), None, {"loss": make(s)}) for s in (1.0, 1.0, 2.0))
+    assert one == same and one["loss"] != other["loss"]

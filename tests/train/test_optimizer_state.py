@@ -3,6 +3,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,9 @@ def test_a_state_that_it_is_given_meanwhile_is_gone_on_with(kind: str, engine: E
         one.load_state_dict(copy.deepcopy(before))
     state.close()
     assert_same_state(found, expected)
+    del found.state[paged[0]]
+    with pytest.raises(OptionError, match="of some large parameters the optimizer has state, of others none"):
+        StateOnDisk(found, paged).open(tmp_path, engine)
 
 
 def model_of(store: Store) -> GCN:
@@ -236,6 +240,32 @@ def test_what_the_ssd_has_is_compared_with_what_was_written(store: Store, tmp_pa
         path.unlink()
     with pytest.raises(RunError, match=r"state\.\d: "):
         trained(store, "ssd", run)
+
+
+@pytest.mark.parametrize(
+    ("begun", "where", "message"),
+    [
+        ("memory", "ssd", "begun with other options of the optimizer, by which it keeps other state"),
+        ("ssd", "ssd", "large parameters is of another model, or of other options"),
+        ("memory", "memory", ""),  # as in torch, the options go with the state
+    ],
+)
+def test_what_is_kept_by_other_options_is_not_gone_on_with(
+    begun: str, where: str, message: str, store: Store, tmp_path: Path
+) -> None:
+    """Nor is a version that is too short."""
+    trained(store, begun, run := tmp_path / "run", epochs=1)
+    model = model_of(store)
+    optimizer = torch.optim.Adam(model.parameters(), amsgrad=True)
+    given: dict[str, Any] = {"memory": "24M", "optimizer_state": where, "threads": 1, "optimizer": optimizer}
+    refused = pytest.raises(RunError, match=message) if message else nullcontext()
+    with Trainer(model, store, out=run, **given) as trainer, refused:
+        trainer.fit(2, progress=False, resume=True)
+    if begun == "ssd":
+        for path in (run / OPTIMIZER).iterdir():
+            path.write_bytes(path.read_bytes()[:-4096])
+        with pytest.raises(RunError, match=r"state\.\d is not what the checkpoint names"):
+            trained(store, "ssd", run)
 
 
 def test_two_trainers_do_not_step_by_one_state_at_once(store: Store) -> None:
