@@ -265,7 +265,7 @@ class Pooled(torch.nn.Module):
         for name, value in (("edge_weight", edge_weight), ("edge_attr", edge_attr)):
             if value is not None:
                 if not getattr(self.gnn, f"supports_{name}", False):
-                    raise ValueError(f"{type(self.gnn).__name__} takes no {name}")
+                    raise ValueError(f"{type(self.gnn).__name__} takes no {name}; leave it out with ignore_edge_data=")
                 given[name] = value
         h = self.gnn(x, edge_index, **given)
         for made, conv in ((path_index, self.path_conv), (hop_index, self.hop_conv)):

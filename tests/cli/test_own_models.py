@@ -6,15 +6,20 @@ import importlib.util
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch_geometric.data import HeteroData
 
 import ooc
 from ooc import cli
+from ooc.cli.arguments.recipe import build_model
+from ooc.storage.store import Store
 from tests.cli.conftest import RunCommand
+from tests.cli.test_recipe import settings
 from tests.cli.test_train import losses
-from tests.graphs import GraphCase, random_data
+from tests.graphs import GraphCase, many_graphs, random_data
 
 NET = """
 import warnings
@@ -51,6 +56,16 @@ def warning(in_channels, out_channels):
 
 def nothing():
     return None
+
+
+def clumsy(in_channels):
+    raise KeyError("width")
+
+
+class Told(nn.Module):
+    def __init__(self, in_channels, out_channels, metadata=None, edge_dim=None, pool=None, paths=None, hops=None):
+        super().__init__()
+        self.told = in_channels, out_channels, metadata, edge_dim, pool, paths, hops
 """
 SMALL = ("--hidden", "8", "--memory", "64M", "--quiet")
 
@@ -122,6 +137,27 @@ def test_a_run_has_no_code_run_unless_it_is_named(run: RunCommand, trained: Path
     assert set(torch.load("w.pt")) >= {"first.lin_l.weight", "norm.weight"}
     code, out, _ = run("runs", trained.parent)
     assert " Net " in out
+    code, _, err = run("predict", trained, "--out", "q.csv", "--model", "gcn")
+    assert code == 2 and f"--model says where a model of your own is; {trained} has {net.resolve()}:Net\n" in err
+
+
+def test_it_is_told_of_types_and_of_many_graphs(net: Path, tmp_path: Path) -> None:
+    """Columns and features of edges by type; pooling, paths and hops."""
+    data, writes, cites = HeteroData(), ("author", "writes", "paper"), ("paper", "cites", "paper")
+    data["paper"].x, data["paper"].y, data["author"].x = torch.ones(4, 3), torch.tensor([0, 1, 0, 1]), torch.ones(2, 5)
+    data[writes].edge_index, data[writes].edge_attr = torch.tensor([[0, 1], [2, 3]]), torch.ones(2, 7)
+    data[cites].edge_index = torch.tensor([[0], [1]])
+    typed = ooc.convert(data, tmp_path / "typed.ooc")
+    many = ooc.convert(many_graphs(9, dtype=torch.float32), tmp_path / "many.ooc")
+
+    def told(store: Store, **options: Any) -> Any:
+        return build_model(settings(model=f"{net}:Told", **options), store).told
+
+    kinds = ["author", "paper"], [writes, cites]
+    columns, outputs, metadata, edge_dim, *_ = told(typed)
+    assert (columns, outputs, edge_dim) == ({"paper": 3, "author": 5}, 2, {writes: 7})
+    assert tuple(map(sorted, metadata)) == kinds
+    assert told(many, pool="add", paths=2) == (3, 2, None, 2, "add", 2, 0)
 
 
 def test_a_file_that_has_changed_is_refused(run: RunCommand, trained: Path, net: Path, here: Path) -> None:
@@ -149,6 +185,7 @@ def test_a_file_that_has_changed_is_refused(run: RunCommand, trained: Path, net:
         (("--model", "nett.py:Net"), "No such file or directory; did you mean"),
         (("--model", "net.py:demanding"), "demanding wants depth; what it can be given are in_channels"),
         (("--model", "net.py:nothing"), "nothing makes a NoneType, not a torch.nn.Module"),
+        (("--model", "net.py:clumsy"), "clumsy cannot be made: KeyError: 'width'"),
         (("--model", "broken.py:Net"), "broken.py cannot be run: ZeroDivisionError: division by zero"),
         (("--model", "net.py:Net", "--layers", "2"), "--layers says nothing to Net, a model of your own; let it take"),
         (("--model", "net.py:Net", "--norm", "batch"), "--norm says nothing to Net, a model of your own"),

@@ -15,7 +15,14 @@ from click.testing import CliRunner
 import ooc
 from ooc.cli.arguments import recipe
 from ooc.cli.arguments.recipe import build_loss, build_model, build_optimizer, build_schedule
-from ooc.cli.arguments.settings import NO_OPTIMIZERS, NO_SCHEDULES, OPTIMIZERS, SCHEDULES, TrainSettings
+from ooc.cli.arguments.settings import (
+    NO_OPTIMIZERS,
+    NO_SCHEDULES,
+    OPTIMIZERS,
+    SCHEDULES,
+    TrainSettings,
+    check_sampling,
+)
 from ooc.cli.train import command
 from ooc.errors import BudgetError, OptionError
 from ooc.events import EpochFinished
@@ -68,6 +75,8 @@ def test_losses(graph: Path) -> None:
     store = open_store(graph)
     assert build_loss(settings(), store) is None
     assert isinstance(build_loss(settings(loss="mse"), store), torch.nn.MSELoss)
+    plain: Any = build_loss(settings(loss="cross-entropy"), store)
+    assert plain.weight is None and plain.label_smoothing == 0
     balanced: Any = build_loss(settings(class_weights="balanced", label_smoothing=0.1), store)
     y = store.array("y").read()[store.array("split/train").read()]
     assert balanced.label_smoothing == 0.1
@@ -103,6 +112,15 @@ TORCHS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "ReduceLROnPlateau": (["patience=1", "factor=0.5"], {"patience": 1, "factor": 0.5, "mode": "max"}),
     "StepLR": (["step_size=2"], {"step_size": 2}),
 }
+
+
+def test_steps_that_are_given_are_the_schedules() -> None:
+    """As torch takes them: ``total_steps`` before ``epochs`` and ``steps_per_epoch``."""
+    for options in ({"epochs": 4, "steps_per_epoch": 2}, {"epochs": 2, "steps_per_epoch": 1, "total_steps": 7}):
+        texts = [f"{name}={value}" for name, value in options.items()]
+        assert rates(6, schedule="OneCycleLR", schedule_option=texts) == rates_of_torch(
+            "OneCycleLR", {"max_lr": 1.0, **options}
+        )
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -222,6 +240,16 @@ def test_runs_of_before_these_options_go_on(run: RunCommand, graph: Path, here: 
     assert run("train", "--resume", "--out", "r", "--epochs", "3", "--quiet")[0] == 0
 
 
+@pytest.mark.parametrize(("many_graphs", "what"), [(False, "--sampler trains"), (True, "batches are trained")])
+def test_batches_are_of_the_cpu(many_graphs: bool, what: str) -> None:
+    chosen = settings(device="cuda", sampler="none" if many_graphs else "neighbor")
+    with pytest.raises(OptionError, match=f"^{what} on the CPU; leave out --device cuda"):
+        check_sampling(chosen, many_graphs=many_graphs)
+
+
+EXPONENTIAL = ["--schedule", "exponentiallr"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -254,6 +282,11 @@ def test_runs_of_before_these_options_go_on(run: RunCommand, graph: Path, here: 
         (["--average-decay", "0.9", "--average", "swa"], "--average-decay is of --average ema"),
         (["--average-from", "2"], "--average-from is of --average ema or swa"),
         (["--label-smoothing", "1.5"], "--label-smoothing"),
+        (["--schedule-option", "gamma=1", "--schedule-option", "gamma=2", *EXPONENTIAL], "gamma is given twice"),
+        (["--schedule-option", "gamma=1e999", *EXPONENTIAL], "--schedule-option gamma=1e999: it must be finite"),
+        (["--schedule-option", "milestones=[1e999]", "--schedule", "multisteplr"], "it must be finite"),
+        (["--embedding", "a=3,a=4"], "'a=3,a=4' is not of the form TYPE=COLUMNS,…, each type once"),
+        (["--config", "none.toml"], "--config none.toml: No such file or directory"),
     ],
 )
 def test_nonsense_is_refused(run: RunCommand, graph: Path, here: Path, options: list[str], message: str) -> None:

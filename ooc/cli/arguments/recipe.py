@@ -162,8 +162,8 @@ def rebuild_model(
         where = f"--model {settings.model}"
         raise RunError(f"the model of {run.path} is in a file whose code would be run; if you trust it, give {where}")
     if own is not None:
-        if user_model_of(settings.model) is None:
-            raise OptionError(f"--model is of runs with a model of your own; {run.path} has {settings.model}")
+        if user_model_of(settings.model) is None or user_model_of(own) is None:
+            raise OptionError(f"--model says where a model of your own is; {run.path} has {settings.model}")
         settings = replace(settings, model=own)
         check_user_model(own, run)
     facts = run.config.get("store_facts", {})
@@ -400,12 +400,11 @@ def _user_model(
 def build_loss(settings: TrainSettings, store: "Store") -> nn.Module | None:
     """Return the loss that the options describe; None means the usual loss for the store's labels."""
     refined = settings.label_smoothing > 0 or settings.class_weights != "none"
-    classes = store.task is Task.CLASSES
-    if settings.loss == "cross-entropy" or (settings.loss == "auto" and refined and classes):
+    if refined and not (settings.loss in ("auto", "cross-entropy") and store.task is Task.CLASSES):
+        raise OptionError("--label-smoothing and --class-weights are of cross-entropy, for one class a node")
+    if refined or settings.loss == "cross-entropy":
         weight = _class_weights(settings.class_weights, store)
         return nn.CrossEntropyLoss(weight=weight, label_smoothing=settings.label_smoothing)
-    if refined:
-        raise OptionError("--label-smoothing and --class-weights are of cross-entropy, for one class a node")
     return None if settings.loss == "auto" else getattr(nn, LOSSES[settings.loss])()
 
 
@@ -414,8 +413,6 @@ def _class_weights(asked: str, store: "Store") -> torch.Tensor | None:
     of the C classes with training rows counts alike, and their mean over all n training rows is 1."""
     if asked == "none":
         return None
-    if store.task is not Task.CLASSES:
-        raise OptionError("--class-weights are for one class a node")
     if asked != "balanced":
         given = [float(part) for part in asked.split(",")]
         if len(given) != store.num_classes:
@@ -602,9 +599,10 @@ def _torch_schedule(
     elif kind is ReduceLROnPlateau:
         values = {"mode": "max" if rising else "min"}
         settled = {**settled, "mode": "the metric decides it"}
-    values |= _parse_arguments(settings.schedule_option, option, kind, settled)
-    if {"epochs", "steps_per_epoch"} & values.keys():
+    given = _parse_arguments(settings.schedule_option, option, kind, settled)
+    if {"epochs", "steps_per_epoch"} & given.keys():
         del values["total_steps"]
+    values |= given
     small = build_optimizer(settings, _small_model())
     _try_step(small, option, [_construct(kind, option, small, values)])
     made = _construct(kind, option, optimizer, values)
@@ -645,7 +643,7 @@ def _parse_value(text: str, where: str) -> Any:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
-    several = value if isinstance(value, tuple) else [value]
+    several = value if isinstance(value, tuple | list) else [value]
     if any(isinstance(one, float) and not math.isfinite(one) for one in several):
         raise OptionError(f"{where}: it must be finite")
     return value

@@ -79,6 +79,7 @@ _CASES = [
     ("classes", {"batch_edges": 90, "paths": 2}, None, nn.functional.cross_entropy, {"norm": "batch_norm"}),
     ("classes", {"batch_size": 9, "accumulate": 2}, _WEIGHTED, _WEIGHTED, {}),
     ("answers", {"batch_size": 9, "accumulate": 2}, None, _known(nn.functional.binary_cross_entropy_with_logits), {}),
+    ("values", {"batch_size": 7}, None, F, {"kind": GAT, "edge_dim": 2}),
     ("values", {"batch_size": 7}, nn.MSELoss(reduction="sum"), lambda out, y: F(out, y, reduction="sum"), {}),
 ]  # fmt: skip
 
@@ -100,7 +101,9 @@ def test_steps_are_pygs_of_the_same_batches(
     store, made = stores[labels], {name: bounds.get(name, 0) for name in ("paths", "hops")}
     model, reference = (_model(labels, **made, **options) for _ in range(2))
     sgd = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    given = {"loss": loss, "optimizer": sgd, "ignore_edge_data": "features", "seed": 5, **bounds}
+    taken = ["edge_attr"] if "edge_dim" in options else []
+    ignored = "none" if taken else "features"
+    given = {"loss": loss, "optimizer": sgd, "ignore_edge_data": ignored, "seed": 5, **bounds}
     with GraphTrainer(model, store, memory="60M", **given) as trainer:
         order = [trainer.loader.batches_of(epoch) for epoch in range(2)]
         losses = [record.loss for record in trainer.fit(2, eval_every=0, progress=False)]
@@ -111,7 +114,7 @@ def test_steps_are_pygs_of_the_same_batches(
         for first in range(0, len(batches), a_step):
             parts = [_batch(labels, graphs, **made) for graphs in batches[first : first + a_step]]
             assert not norms or a_step == 1
-            outputs = torch.cat([_outputs(reference, part) for part in parts])
+            outputs = torch.cat([_outputs(reference, part, *taken) for part in parts])
             y = torch.cat([part.y for part in parts])
             value = pygs(outputs, y)
             optimizer.zero_grad()
@@ -126,8 +129,8 @@ def test_steps_are_pygs_of_the_same_batches(
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
-def _outputs(model: nn.Module, batch: Data) -> Tensor:
-    given = {name: batch[name] for name in ("path_index", "hop_index") if name in batch}
+def _outputs(model: nn.Module, batch: Data, *taken: str) -> Tensor:
+    given = {name: batch[name] for name in ("path_index", "hop_index", *taken) if name in batch}
     out: Tensor = model(batch.x, batch.edge_index, batch.batch, **given)
     return out
 
@@ -503,7 +506,7 @@ def test_what_cannot_be_is_said(stores: dict[str, Store], tmp_path: Path) -> Non
     for model, options, said in [
         (Rows(), {}, "not a row of outputs each"),
         (Shortened(), {}, "Shortened gives 2 rows for 10 graphs"),
-        (_model(), {"ignore_edge_data": "none"}, "GIN takes no edge_attr"),
+        (_model(), {"ignore_edge_data": "none"}, "GIN takes no edge_attr; leave it out with ignore_edge_data="),
         (_model(), {"paths": 3}, "paths or hops are given to a model"),
         (GIN(3, 4, 2), {"paths": 3}, "GIN takes no path_index"),
         (GIN(3, 4, 2), {"hops": 2}, "GIN takes no hop_index, .* give hops=0"),

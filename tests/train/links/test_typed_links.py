@@ -12,12 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.data import HeteroData
-from torch_geometric.nn import HeteroConv, HGTConv, RGCNConv, SAGEConv
+from torch_geometric.nn import HeteroConv, RGCNConv, SAGEConv
 from torch_geometric.transforms import RandomLinkSplit
 
 import ooc
 from ooc.cli import main
 from ooc.engine.record import EpochRecord
+from ooc.models import RelationalAttention
 from ooc.storage.store import Store
 from ooc.train.setup import Tuning
 from tests.examples import thorough
@@ -65,14 +66,9 @@ class Convolutions(nn.Module):
         return found
 
 
-class Transformer(nn.Module):
+class Attention(RelationalAttention):
     def __init__(self, edge_types: list[Any]) -> None:
-        super().__init__()
-        self.conv = HGTConv({"movie": 5, "user": 7}, 6, (["movie", "user"], edge_types), heads=2)
-
-    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = self.conv(x_dict, edge_index_dict)
-        return found
+        super().__init__({"movie": 5, "user": 7}, edge_types, 8, 2, 6, target=("user", "movie"), heads=2)
 
 
 def _model(encoder: type[nn.Module], data: HeteroData, decoder: str = "dot") -> ooc.LinkPredictor:
@@ -132,7 +128,7 @@ def _filtered_rank(model: ooc.LinkPredictor, data: HeteroData, links: ooc.Links)
 @pytest.mark.parametrize(
     ("encoder", "decoder", "kind"),
     thorough(
-        [(Convolutions, "dot", _RATES), (Transformer, "mlp", _RATES), (Convolutions, "complex", _KNOWS)],
+        [(Convolutions, "dot", _RATES), (Attention, "mlp", _RATES), (Convolutions, "complex", _KNOWS)],
         (Convolutions, "dot", _RATES),
     ),
 )
