@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from shutil import copy2, copytree, rmtree
+from shutil import copy2, copytree, ignore_patterns, rmtree
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -419,7 +419,6 @@ def _finish_types(
     self_loops = {one: int(found["self_loops"]) for one, found in written.items() if one.within_type}
     for one in self_loops if options.symmetrize else ():
         link(store / f"{one.group}in", store / f"{one.group}out")
-        rmtree(store / f"{one.group}out" / "self_loops", ignore_errors=True)
     reverses = {one.reverse: one for one in parts.edges if options.symmetrize and not one.within_type}
     for reverse, original in reverses.items():
         edges[reverse] = edges[original]
@@ -444,7 +443,10 @@ def _finish_types(
 
 
 def link(source: Path, target: Path) -> None:
-    """Link the arrays in the folder ``source`` into ``target``: the same files, where the disk supports that."""
+    """Link the arrays in the folder ``source`` into ``target``: the same files, where the disk supports that.
+
+    Self-loops are counted once, where in-edges are.
+    """
     rmtree(target, ignore_errors=True)
 
     def linked(file: str, other: str) -> None:
@@ -453,4 +455,4 @@ def link(source: Path, target: Path) -> None:
         except OSError:
             copy2(file, other)
 
-    copytree(source, target, copy_function=linked)
+    copytree(source, target, copy_function=linked, ignore=ignore_patterns("self_loops"))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores with types of nodes and edges: what is written, what is refused, what is found damaged."""
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +14,10 @@ from torch_geometric.transforms import ToUndirected
 
 import ooc
 from ooc.errors import OptionError, SourceError
+from ooc.storage.store import Store
 from ooc.storage.types import EdgeType, Types
 from ooc.storage.verification import verify
+from tests.conversion.arrays import files_of, in_order
 from tests.exactness.test_types import graph
 
 
@@ -120,6 +124,39 @@ def test_of_several_types_with_labels_those_of_the_one_with_splits_are_taken(tmp
     assert stores[0].types == stores[1].types and stores[0].split_sizes == stores[1].split_sizes
 
 
+def test_directions_that_share_files_share_them_in_hop_order_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bytes where the disk has no links."""
+    plain = ooc.convert(graph(), tmp_path / "plain.ooc", symmetrize=True)
+    store = ooc.convert(graph(), tmp_path / "g.ooc", symmetrize=True, order="hop")
+    assert store.types is not None and verify(store) == []
+    perms = {kind: store.array(f"nodes/{kind}/perm" * (kind != "paper") or "perm").read() for kind in store.types.nodes}
+    for kind in store.types.edges:
+        found, wanted = (_ends(one, kind) for one in (store, plain))
+        found = np.stack([perms[kind.source][found[0]], perms[kind.target][found[1]]])
+        np.testing.assert_array_equal(in_order(found), in_order(wanted))
+    for first, second in (
+        ("paper__cites__paper/in", "paper__cites__paper/out"),
+        ("author__writes__paper/in", "paper__rev_writes__author/out"),
+    ):
+        assert (store.path / "edges" / first / "indices" / "zarr.json").samefile(
+            store.path / "edges" / second / "indices" / "zarr.json"
+        )
+
+    def refused(*names: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    copied = ooc.convert(graph(), tmp_path / "copied.ooc", symmetrize=True, order="hop")
+    assert files_of(copied.path) == files_of(store.path)
+
+
+def _ends(store: Store, kind: EdgeType) -> np.ndarray:
+    indptr, indices = (array.read() for array in store.topology(f"{kind.group}in"))
+    return np.stack([indices.astype(np.int64), np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))])
+
+
 REFUSED: dict[str, tuple[Callable[[HeteroData], object], str]] = {
     "no features": (_leave_out_features, "'topic' has neither features nor a number"),
     "labels twice": (_label_authors_as_well, r"of which those of one type are trained; del data\['author'\]\.y"),
@@ -127,6 +164,17 @@ REFUSED: dict[str, tuple[Callable[[HeteroData], object], str]] = {
     "too few weights": (
         lambda data: setattr(data["paper", "cites", "paper"], "edge_weight", torch.ones(299)),
         "edges paper cites paper: the edges' weights have the shape",
+    ),
+    "complex weights": (
+        lambda data: setattr(data["paper", "cites", "paper"], "edge_weight", torch.ones(300).cfloat()),
+        "edges paper cites paper: edge_weight holds complex64 values, not plain numbers",
+    ),
+    "no ends": (
+        lambda data: (
+            delattr(data["paper", "cites", "paper"], "edge_index"),
+            setattr(data["paper", "cites", "paper"], "z", 1),
+        ),
+        "edges paper cites paper have no edge_index",
     ),
     "an end that is not there": (
         lambda data: data["topic", "covers", "paper"].edge_index[0].add_(1000),
