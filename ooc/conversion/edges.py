@@ -89,14 +89,13 @@ class ValueForm:
     def records(self, data: EdgeData, count: int, first: int) -> Edges:
         """Return records of ``data`` of the ``count`` edges from ``first`` on, whose keys are still to be filled in.
 
-        SourceError for a number that is not finite or does not fit the dtype.
+        SourceError for another number of columns, and for a number that is not finite or does not fit the dtype.
         """
         found: Edges = np.empty(count, dtype=self.dtype)
         given = data._asdict()
         for name, kind, width in self.columns:
             values = given.get(name.removeprefix("edge_"))
-            if values is None or values.dtype.kind not in "biuf":
-                raise SourceError(f"edges from {first} on have no {name.replace('_', ' ')} that is numbers")
+            assert values is not None, "every block has what the source says that edges carry"
             wanted = (count,) if width is None else (count, width)
             if values.shape != wanted:
                 raise SourceError(f"{name} of the edges from {first} on is of the shape {values.shape}, not {wanted}")
@@ -186,11 +185,9 @@ def cut(runs: Iterable[Edges], size: int) -> Iterator[Edges]:
 
 
 def distinct(runs: Iterable[Edges]) -> Iterator[Edges]:
-    """Yield ascending keys without duplicates, of edges without data."""
+    """Yield ascending keys without duplicates, of edges without data. No run is empty."""
     last: int | None = None
     for keys in runs:
-        if not len(keys):
-            continue
         fresh = _is_first_of_key(keys, last)
         last = int(keys[-1])
         yield keys[fresh]
@@ -205,8 +202,6 @@ def coalesced(runs: Iterable[Edges], form: ValueForm, keys_form: KeyForm) -> Ite
     # The last key, of which more may come, and its sums [1, numbers].
     held: tuple[int, npt.NDArray[np.float64]] | None = None
     for run in runs:
-        if not len(run):
-            continue
         keys, wide = keys_of(run), form.wide(run)
         if held is not None:
             keys = np.concatenate([np.array([held[0]], dtype=np.uint64), keys])

@@ -249,8 +249,6 @@ def _feature_blocks(
                 row += len(rows.counts)
                 rows = rows if sparse else rows.dense(source.num_features)
             else:
-                if rows.dtype.kind not in "biuf":
-                    raise SourceError(f"features are of type {rows.dtype}, not numbers")
                 row += len(rows)
                 if rows.shape[1:] != (source.num_features,) or row > source.num_nodes:
                     shape = (row, *rows.shape[1:])

@@ -41,6 +41,17 @@ from ooc.storage.sparse_array import Entries
 from ooc.storage.store import Task
 
 
+def dense_array(tensor: Any, where: str) -> AnyArray:
+    """Return a tensor as an array; raise SourceError, with ``where``, for a sparse one."""
+    import torch
+
+    if tensor.layout is not torch.strided:
+        raise SourceError(f"{where} is no dense tensor")
+    tensor = tensor.detach().cpu()
+    found: AnyArray = (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+    return found
+
+
 class HeldArray:
     """An array or sparse matrix held in memory, read by rows; ``name`` for messages. SourceError for anything else."""
 
@@ -50,7 +61,7 @@ class HeldArray:
         if self._sparse:
             given = given.tocsr()
         elif hasattr(given, "detach"):  # A tensor.
-            given = given.detach().cpu().numpy()
+            given = dense_array(given, name)
         if np.ma.is_masked(given):
             raise SourceError(f"{name} have values that are masked; fill them, or leave these nodes out")
         self._array: Any = given if self._sparse else np.asarray(given)

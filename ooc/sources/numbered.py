@@ -337,8 +337,7 @@ class _TypeNumbering:
 
     def _remedy_for_ids(self) -> str:
         """Return what to do where ids are wrong because the column holds something else."""
-        if self._nodes.ids is None:
-            return ""
+        assert self._nodes.ids is not None, "those of edges are distinct"
         table, column = self._nodes.ids
         other = " or ".join(as_argument(column, role) for role in (FEATURE, IGNORE))
         return f"; if the column {column} of {table.path} holds no ids, say {other}"

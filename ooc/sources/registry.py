@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ooc.errors import OptionError, SourceError
+from ooc.errors import OptionError, SourceError, as_error
 from ooc.sources.files.lines import plain_suffix
 from ooc.sources.formats import (
     graphbolt,
@@ -113,6 +113,8 @@ def _recognise(path: Path) -> str:
 
 
 def _check_exists(path: Path) -> None:
-    if not path.exists():
+    with as_error(SourceError, f"{str(path)[:80]!r} cannot be read"):
+        there = path.exists()
+    if not there:
         hint = did_you_mean(str(path), DATASETS) or did_you_mean_path(path)
         raise SourceError(f"there is no file or folder {path}{hint}")

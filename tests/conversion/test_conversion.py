@@ -18,6 +18,7 @@ from ooc.conversion.output import Journal
 from ooc.conversion.reorder import reorder
 from ooc.errors import BudgetError, OptionError, SourceError, StoreError
 from ooc.events import Event, Note, TaskAdvanced, TaskFinished, TaskStarted
+from ooc.sources import node_ids
 from tests.conversion.arrays import files_of, open_descriptors, random_arrays
 from tests.examples import thorough
 
@@ -112,6 +113,17 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(StoreError, match="cannot be written: No space left"):
         ooc.convert(_SYNTHETIC, tmp_path / "g.ooc")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_too_full_for_ids_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(node_ids, "flush", full)
+    (path := tmp_path / "e.csv").write_text("src,dst\na,b\nb,c\n")
+    with pytest.raises(StoreError, match="cannot be written: No space left"):
+        ooc.convert(path, tmp_path / "g.ooc", features="random:2", labels="random:2")
+    assert [path.name for path in tmp_path.iterdir()] == ["e.csv"]
 
 
 def test_a_disk_too_full_for_the_first_journal_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse
+import torch
 
 import ooc
 from ooc.errors import OocError, OptionError, SourceError
 from ooc.events import Event, Note
+from ooc.storage.store import Task
 from tests.conversion.arrays import Arrays, open_descriptors, random_arrays
 
 
@@ -89,6 +91,13 @@ _BAD: dict[str, tuple[Arrays, str]] = {
     "CSR incomplete": (_sparse(x_indptr=None), "x_indptr is missing"),
     "CSR indptr falls": (_sparse(x_indptr=np.arange(61)[::-1]), "indptr does not rise"),
     "CSR column out of range": (_sparse(x_shape=np.array([60, 3])), "outside its 3 columns"),
+    "CSR dimensions": (_sparse(x_data=np.ones((216, 1))), "is no CSR matrix: data, indices, indptr or shape has wrong"),
+    "index of rows": (_replaced(train_mask=None, train_idx=np.array([[0, 1]])), "train_idx is no list of node ids"),
+    "edge types of fractions": (_replaced(edge_type=np.zeros(300)), "edge_type has to be a whole number for each"),
+    "edge types and weights": (
+        _replaced(edge_type=np.zeros(300, dtype=int), edge_weight=np.ones(300)),
+        "what edges carry beside edge_type is not kept",
+    ),
     "CSR rows": (_sparse(x_shape=np.array([61, 12])), "parts have other lengths"),
     "CSR indices float": (_sparse(x_indices=np.ones(216)), "must be whole numbers"),
     "whole numbers that are rounded": (
@@ -201,6 +210,7 @@ def test_arrays_of_python_objects_are_never_loaded(tmp_path: Path) -> None:
 def test_what_is_not_there_or_not_known_is_refused(tmp_path: Path) -> None:
     _assert_refused(tmp_path / "none.npz", tmp_path, "no file or folder")
     _assert_refused("none", tmp_path, "no file or folder none")
+    _assert_refused("0 1\n" * 100, tmp_path, "cannot be read: File name too long")
     (tmp_path / "a.doc").write_text("a")
     _assert_refused(tmp_path / "a.doc", tmp_path, "no known format")
     (tmp_path / "empty").mkdir()
@@ -288,3 +298,84 @@ def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     parquet.write_table(table, tmp_path / "edges.parquet")
     with pytest.raises(SourceError, match="two of its columns have the same name"):
         ooc.convert(tmp_path / "edges.parquet", tmp_path / "g.ooc")
+
+
+_RANDOM = {"features": "random:3", "labels": "random:2"}
+_TEXTS: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
+    "a row of more cells": ({"e.csv": "src,dst,x\n0,1,3\n1,2,3,4\n"}, {"columns": {"x": "ignore"}}, "line 3: 4 cells"),
+    "a row of fewer cells": ({"e.csv": "src,dst,x\n0,1,3\n1,2\n"}, {"columns": {"x": "ignore"}}, "line 3: 2 cells"),
+    "rows of fewer and more cells": (
+        {"e.csv": "src,dst,x,z\n0,1,3,1\n1,2,4\n2,0,5,6,7\n"},
+        {"columns": {"x": "ignore", "z": "ignore"}},
+        "line 3: 3 cells for 4 columns",
+    ),
+    "a row of more texts": ({"e.csv": "src,dst\na,b\nb,c,d\n"}, {}, "line 3: 3 cells for 2 columns"),
+    "no edge": ({"e.txt": ""}, {"format": "snap"}, "e has 0 nodes, which cannot be converted"),
+    "a pickle": ({"e.pt": ""}, {}, "what Python has saved is read there"),
+    "NUL in an id": ({"e.jsonl": '{"src": "a\\u0000", "dst": "b"}'}, {}, "holds an id with a NUL character in it"),
+    "half a character": ({"e.jsonl": '{"src": "a\\ud800", "dst": "b"}'}, {}, "a text that is none in Unicode"),
+    "times as labels": (
+        {"edges.csv": "src,dst\n0,1\n", "nodes.csv": "y,f\n2020-01-01,1\n2020-01-02,2\n"},
+        {"features": None, "labels": None},
+        "the column y holds dates or times, which make no label; make a number of it",
+    ),
+    "classes in two columns": (
+        {"edges.csv": "src,dst\n0,1\n", "nodes.csv": "y,z,f\n0,1,1\n1,0,2\n"},
+        {"features": None, "labels": None, "columns": {"y": "label", "z": "label"}, "task": "classes"},
+        "has labels in 2 columns, which are no classes",
+    ),
+    "names of classes that are essays": (
+        {"edges.csv": "src,dst\n0,1\n", "nodes.csv": f"y,f\n{'a' * 1001},1\nb,2\n"},
+        {"features": None, "labels": None},
+        "holds texts of more than 1000 characters",
+    ),
+    "a feature twice": (
+        {"edges.csv": "src,dst\n0,1\n", "nodes.csv": "y,f\n0,1\n1,2\n"},
+        {"features": None, "labels": None, "feature_columns": "f,f"},
+        "'f,f': each column once is wanted",
+    ),
+    "no table of edges": ({"edges.doc": "", "nodes.csv": "y,f\n0,1\n"}, {"format": "table"}, "has no edges.csv"),
+}
+
+
+@pytest.mark.parametrize("case", _TEXTS)
+def test_wrong_texts_are_refused(tmp_path: Path, case: str) -> None:
+    files, options, message = _TEXTS[case]
+    (folder := tmp_path / "t").mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    source = folder / next(iter(files)) if len(files) == 1 else folder
+    given = {name: value for name, value in (_RANDOM | options).items() if value is not None}
+    with pytest.raises(OocError, match=message):
+        ooc.convert(source, tmp_path / "g.ooc", **given)
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+
+
+@pytest.mark.parametrize("part", ["features", "labels"])
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.array([None] * 3), r"are object\[3\], not numbers for each node"),
+        (np.array(1), r"are int64\[\], not numbers for each node"),
+        (np.ones((3, 0)), r"are float64\[3, 0\], not numbers for each node"),
+        (np.ones((3, 2, 2)), "the shape .3, 2, 2., not"),
+        (np.ma.array(np.ones((3, 2)), mask=np.eye(3, 2)), "have values that are masked"),
+        (torch.eye(3).to_sparse(), "is no dense tensor"),
+    ],
+)
+def test_arrays_that_hold_nothing_for_nodes_are_refused(tmp_path: Path, part: str, array: Any, message: str) -> None:
+    (tmp_path / "e.txt").write_text("0 1\n1 2\n2 0\n")
+    with pytest.raises(SourceError, match=message):
+        ooc.convert(tmp_path / "e.txt", tmp_path / "g.ooc", **_RANDOM | {part: array})
+    if isinstance(array, np.ndarray) and array.dtype != np.object_ and not np.ma.is_masked(array):
+        np.save(tmp_path / "a.npy", array)
+        with pytest.raises(SourceError, match="shape"):
+            ooc.convert(tmp_path / "e.txt", tmp_path / "g.ooc", **_RANDOM | {part: str(tmp_path / "a.npy")})
+
+
+def test_tensors_of_bfloat16_are_numbers(tmp_path: Path) -> None:
+    (tmp_path / "e.txt").write_text("0 1\n1 2\n2 0\n")
+    x = torch.randn(3, 2, dtype=torch.bfloat16, requires_grad=True)
+    store = ooc.convert(tmp_path / "e.txt", tmp_path / "g.ooc", features=x, labels=torch.eye(3))
+    np.testing.assert_array_equal(store.array("x").read(), x.detach().float().numpy())
+    assert store.task is Task.MULTILABEL and store.array("y").read().tolist() == np.eye(3).tolist()

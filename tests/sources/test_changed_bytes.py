@@ -2,6 +2,7 @@
 """Single bytes that turn a number into another one, where something in the format can tell."""
 
 import os
+import pickle
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -208,3 +209,36 @@ def test_labels_without_a_header_may_be_of_any_first_papers_but_not_at_the_publi
     _refused(made.source, tmp_path, r"the shape \[31\], the labels of 32 to 40 papers wanted")
     labels.write_bytes(whole)
     ooc.convert(made.source, tmp_path / "g.ooc")
+
+
+@pytest.mark.parametrize(
+    ("part", "found", "message"),
+    [
+        ("graph", [1, 2], "holds no lists of neighbours: 'list' object"),
+        ("graph", {0: [1.5]}, "holds no lists of neighbours: not all of them are whole numbers"),
+        ("graph", {True: [1]}, "holds no lists of neighbours: not all of them are whole numbers"),
+        ("graph", {0: [2**70]}, "holds no lists of neighbours: Python int too large"),
+        ("allx", [1, 2], "holds no sparse matrix"),
+        ("allx", "tx", "allx, tx and test.index of made do not fit one another"),
+        ("ty", [1, 2], "holds no array"),
+        ("ally", "ty", "labels and features of made do not fit one another"),
+        ("y", "ally", r"\d+ nodes cannot hold \d+ training and 500 validation nodes"),
+        ("test.index", b"", "names no test node"),
+    ],
+)
+def test_files_of_planetoid_that_hold_something_else_are_refused(
+    tmp_path: Path, part: str, found: Any, message: str
+) -> None:
+    """A text names the file that is there instead."""
+    made = _made(tmp_path, "planetoid")
+    raw = made.source / "raw"
+    data = (raw / f"ind.made.{found}").read_bytes() if isinstance(found, str) else found
+    (raw / f"ind.made.{part}").write_bytes(data if isinstance(data, bytes) else pickle.dumps(data, protocol=2))
+    _refused(made.source, tmp_path, message)
+
+
+def test_planetoids_nell_is_refused(tmp_path: Path) -> None:
+    made = _made(tmp_path, "planetoid")
+    for path in (made.source / "raw").iterdir():
+        path.rename(path.with_name(path.name.replace("made", "nell")))
+    _refused(made.source, tmp_path, "needs made-up features")

@@ -71,6 +71,8 @@ def _replaced(old: str, new: str) -> Callable[[str], str]:
         (_replaced("  nodes:\n    - num: 60", "  nodes:\n    - num: 60\n    - num: 60"), "nodes is of 2 kinds"),
         (_replaced("    - format: csv", "    - type: a:to:b\n      format: csv"), "only graphs of one kind"),
         (_replaced("format: csv", "format: torch"), "edges are of the format torch"),
+        (_replaced("edges/cite.csv", "metadata.yaml"), "metadata.yaml is no table: .csv"),
+        (_replaced("graph:", "graph: 7\ngraf:"), "has no graph, or it is no dict"),
         (_replaced("edges/cite.csv", "../../etc/passwd"), "which is outside of its folder"),
         (_replaced("edges/cite.csv", "/etc/passwd"), "which is outside of its folder"),
         (_replaced("edges/cite.csv", "edges/none.csv"), "which is not there"),
@@ -101,3 +103,22 @@ def test_splits_too_large_for_the_budget_are_refused(tmp_path: Path) -> None:
         np.save(made.source / "set" / f"train-{part}.npy", np.zeros(2_000_000, dtype=np.int64))
     with pytest.raises(BudgetError, match="give host_budget='9"):
         ooc.convert(made.source, tmp_path / "g.ooc", host_budget="50M")
+
+
+def test_files_of_graphbolt_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    made = _made("graphbolt", tmp_path)
+    metadata, seeds = made.source / "metadata.yaml", made.source / "set" / "test-seeds.npy"
+    good = np.load(seeds)
+    np.save(seeds, np.concatenate([np.load(made.source / "set" / "train-seeds.npy")[:1], good[1:]]))
+    with pytest.raises(SourceError, match=r"the splits name the node \d+ twice"):
+        ooc.convert(made.source, tmp_path / "g.ooc")
+    np.save(seeds, good)
+    metadata.write_text(metadata.read_text().replace("validation_set:", "others:"))
+    sizes = ooc.convert(made.source, tmp_path / "g.ooc").split_sizes
+    assert sizes["test"] == len(good) and sizes["train"] and not sizes["valid"]
+    (made.source / "edges" / "cite.csv").write_text("0,1,2\n")
+    with pytest.raises(SourceError, match="has 3 columns; sources and targets are wanted"):
+        ooc.convert(made.source, tmp_path / "h.ooc")
+    metadata.write_bytes(b"\xff")
+    with pytest.raises(SourceError, match=r"metadata.yaml cannot be read: .* invalid start byte"):
+        ooc.convert(made.source, tmp_path / "h.ooc")

@@ -72,6 +72,15 @@ def test_dropped_connections_and_busy_servers_are_tried_again(web: Web, tmp_path
     assert len(web.requests) > 12
 
 
+def test_a_connection_that_drops_again_and_again_is_tried_while_it_gets_on(web: Web, tmp_path: Path) -> None:
+    """Each range takes more tries than are made without any progress; no byte of a whole piece is asked for twice."""
+    web.mishap = lambda number, start: 8_000 if number else None
+    assert _fetch(web, tmp_path).read_bytes() == _DATA
+    assert len(web.requests) > 10 * downloading._TRIES
+    starts = [start for _, start, _ in web.requests]
+    assert len(starts) == len({*starts}) + 1, "the first byte is asked for before, to know the size"
+
+
 def test_an_interrupted_download_goes_on_where_it_was(web: Web, tmp_path: Path) -> None:
     web.mishap = lambda number, start: 404 if start >= 700_000 else None
     with pytest.raises(SourceError, match="404"):

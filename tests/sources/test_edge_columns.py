@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet
+import pyarrow.parquet as pq
 import pytest
 import scipy.io
 import scipy.sparse
 
 import ooc
-from ooc.errors import OocError
+from ooc.errors import OocError, SourceError
 from ooc.storage.store import Store
 from ooc.storage.verification import verify
 from tests.conversion.arrays import edges_of, files_of
@@ -48,7 +48,7 @@ def test_columns_of_edge_lists_and_tables(tmp_path: Path) -> None:
     columns = dict(zip(head.strip().split(","), zip(*_LINES, strict=True), strict=True))
     lists = pa.FixedSizeListArray.from_arrays(pa.array(np.array([line[3:] for line in _LINES], float).reshape(-1)), 2)
     table = pa.table({name: columns[name] for name in ("source", "target", "w")} | {"both": lists})
-    pyarrow.parquet.write_table(table, tmp_path / "d.parquet")
+    pq.write_table(table, tmp_path / "d.parquet")
     _of_lines(
         ooc.convert(tmp_path / "d.parquet", tmp_path / "d.ooc", **_MADE_UP, edge_weight="w", edge_features="both")
     )
@@ -118,6 +118,46 @@ def test_a_matrix_of_ones_has_no_weights(tmp_path: Path, symmetry: str) -> None:
         ooc.convert(tmp_path / f"{field}.mtx", tmp_path / f"{field}.ooc", **_MADE_UP)
     assert files_of(tmp_path / "real.ooc") == files_of(tmp_path / "pattern.ooc")
     assert not ooc.open(tmp_path / "real.ooc").has_edge_weight
+
+
+def test_weights_of_its_own_and_of_a_file_are_not_both_taken(tmp_path: Path) -> None:
+    np.save(tmp_path / "w.npy", np.ones(3))
+    with pytest.raises(SourceError, match=r"has edge data of its own; .*w\.npy would replace it"):
+        ooc.convert(scipy.sparse.eye(3).tocsr(), tmp_path / "g.ooc", edge_weight=str(tmp_path / "w.npy"), **_MADE_UP)
+
+
+@pytest.mark.parametrize(
+    ("option", "shape", "message"),
+    [
+        ("edge_weight", (2, 2), r"has the shape \[2, 2\], not one number for each edge"),
+        ("edge_features", (2,), r"has the shape \[2\], not \[edges, features\]"),
+    ],
+)
+def test_files_of_edges_that_have_another_shape_are_refused(
+    tmp_path: Path, option: str, shape: tuple[int, ...], message: str
+) -> None:
+    (tmp_path / "e.txt").write_text("0 1\n1 2\n")
+    np.save(tmp_path / "w.npy", np.ones(shape))
+    with pytest.raises(SourceError, match=message):
+        ooc.convert(tmp_path / "e.txt", tmp_path / "g.ooc", **_MADE_UP, **{option: str(tmp_path / "w.npy")})
+
+
+@pytest.mark.parametrize("part", ["edges", "nodes"])
+def test_lists_that_get_longer_are_refused(tmp_path: Path, part: str) -> None:
+    """From one group of rows to the next; categories are told by pyarrow's schema alone, which may be missing."""
+    (folder := tmp_path / "t").mkdir()
+    columns = {"edges": {"src": [0, 1], "dst": [1, 0]}, "nodes": {"y": [0, 1]}}
+    for name, whole in columns.items():
+        parts = [pa.table({**whole, "f": [[1.0] * width] * 2}) for width in (2, 3 if name == part else 2)]
+        with pq.ParquetWriter(folder / f"{name}.parquet", parts[0].schema, store_schema=False) as file:
+            for one in parts:
+                file.write_table(one)
+    said = {
+        "edges": r"edge_features of the edges from 2 on is of the shape \(2, 3\)",
+        "nodes": "rows of 2 features and rows of 3",
+    }
+    with pytest.raises(SourceError, match=said[part]):
+        ooc.convert(folder, tmp_path / "g.ooc", columns={"edges.f": "feature"})
 
 
 @pytest.mark.parametrize("form", ["graphbolt", "graphbolt-numpy"])

@@ -54,11 +54,13 @@ def test_any_memory_finds_the_same_nodes(
             assert [path.name for path in folder.iterdir()] == ["o"]
 
 
-@pytest.mark.parametrize("limit", [1 << 20, 4000])
+@pytest.mark.parametrize("limit", [1 << 20, 4000, 300])
 def test_ids_of_two_nodes_and_of_none_are_found(tmp_path: Path, limit: int) -> None:
-    """The first end that is no node's, in the order of the edges, whatever part it is found in."""
+    """The first end that is no node's, in the order of the edges, whatever part it is found in, or part of a part."""
     ids = np.random.default_rng(0).permutation(10_000)[:600].astype(np.int64) - 5000
     nodes, ends = keys_of(ids), np.repeat(ids, 3)
+    assert _joined(tmp_path, nodes, keys_of(ends), limit) == node_ids.Joined(1800)
+    assert np.fromfile(tmp_path / "o", dtype="<u4").tolist() == np.repeat(np.arange(600), 3).tolist()
     ends[[1200, 700, 1600]] = [2**60, -(2**60), 2**61]
     assert _joined(tmp_path, nodes, keys_of(ends), limit).absent == 700
     ids[[33, 555]] = ids[77]

@@ -137,6 +137,8 @@ def test_what_is_no_list_of_graphs_is_said(tmp_path: Path) -> None:
             ooc.convert(source, tmp_path / "g.ooc")
     with pytest.raises(ooc.OptionError, match="stay together"):
         ooc.convert(graphs, tmp_path / "g.ooc", order="hop")
+    with pytest.raises(ooc.OptionError, match="none of whose links are held out; leave out hold_out_links="):
+        ooc.convert(graphs, tmp_path / "g.ooc", hold_out_links="0.1,0.1")
     with pytest.raises(ooc.OptionError, match="dense"):
         ooc.convert(graphs, tmp_path / "g.ooc", feature_form="sparse")
     store = ooc.convert(graphs, tmp_path / "g.ooc")
@@ -185,15 +187,43 @@ def test_tudatasets_are_pygs(tmp_path: Path, values: bool) -> None:
     np.testing.assert_array_equal(store.edge_features("in").read(), data.edge_attr.numpy()[order])
 
 
-def test_more_labels_than_graphs_are_an_error(tmp_path: Path) -> None:
-    """A random split has places for the graphs that there are; the place of another was looked for without an end."""
-    folder = tmp_path / "DS"
+def _two_graphs(folder: Path, **others: str) -> Path:
+    texts = {"A": "1, 2\n2, 1\n3, 4\n4, 3\n", "graph_indicator": "1\n1\n2\n2\n", "graph_labels": "5\n7\n"}
     folder.mkdir()
-    texts = {"A": "1, 2\n2, 1\n3, 4\n4, 3\n", "graph_indicator": "1\n1\n2\n2\n", "graph_labels": "1\n-1\n1\n"}
-    for name, text in texts.items():
+    for name, text in (texts | others).items():
         (folder / f"DS_{name}.txt").write_text(text)
-    with pytest.raises(ooc.SourceError, match="labels of more than the 2 nodes or graphs that there are"):
+    return folder
+
+
+def test_a_tudataset_may_have_nothing_but_classes(tmp_path: Path) -> None:
+    bare = ooc.convert(_two_graphs(tmp_path / "a"), tmp_path / "a.ooc")
+    carrying = _two_graphs(tmp_path / "b", edge_attributes="1\n2\n3\n4\n")
+    dropped = ooc.convert(carrying, tmp_path / "b.ooc", drop_edge_data=True)
+    assert {name: dropped.checksum(name) for name in dropped.arrays()} == {
+        name: bare.checksum(name) for name in bare.arrays()
+    }
+    assert edges_of(bare).tolist() == [[1, 0, 3, 2], [0, 1, 2, 3]] and bare.class_names == ("5", "7")
+    assert bare.array("x").read().tolist() == [[1]] * 4 and bare.array("y").read().tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        # A random split has places for the graphs that there are; another's was looked for without an end.
+        ("graph_labels", "1\n-1\n1\n", "labels of more than the 2 nodes or graphs that there are"),
+        ("graph_labels", "1\n", "has labels of 1 graphs, not of 2"),
+        ("graph_indicator", "1\n2\n1\n2\n", "the graphs of nodes are not 1, 1, …, 2, 2, …"),
+        ("graph_indicator", f"1\n1\n{10**15}\n{10**15}\n", "the graphs of nodes are not 1, 1, …, 2, 2, …"),
+        ("node_attributes", "1\n2\n3\n", "has features of 3 nodes, not of 4"),
+        ("node_attributes", "1\n2\n3\n4\n5\n", r"has features of the shape \(5, 1\) or more, not \(4, 1\)"),
+        ("A", "1, 2\n2, 3\n", r"edge 1 \(1 → 2\) leads from one graph to another"),
+    ],
+)
+def test_texts_of_graphs_that_do_not_fit_are_refused(tmp_path: Path, name: str, text: str, said: str) -> None:
+    folder = _two_graphs(tmp_path / "DS", **{name: text})
+    with pytest.raises(ooc.SourceError, match=said):
         ooc.convert(folder, tmp_path / "g.ooc")
+    assert [path.name for path in tmp_path.iterdir()] == ["DS"]
 
 
 def test_attributes_that_end_with_a_block_are_too_few(tmp_path: Path) -> None:
@@ -269,3 +299,7 @@ def test_verification_finds_edges_between_graphs(tmp_path: Path) -> None:
     sums = store.array("graphs/indptr").path / "checksums.bin"
     sums.write_bytes(np.array([google_crc32c.value(path.read_bytes())], dtype="<u4").tobytes())
     assert any("from one graph to another" in problem for problem in verify(store))
+    offsets[10] -= 1
+    path.write_bytes(offsets.tobytes())
+    sums.write_bytes(np.array([google_crc32c.value(path.read_bytes())], dtype="<u4").tobytes())
+    assert f"graphs/indptr: it ends at {offsets[10]}" in str(verify(store))

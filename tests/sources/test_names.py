@@ -2,6 +2,7 @@
 """A dataset's name stands for its files under a root, or for where they are published."""
 
 import io
+import shutil
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -144,7 +145,14 @@ def _packed(path: Path, members: dict[str, bytes]) -> Path:
 
 
 def test_archives_are_unpacked_below_their_folder_alone(tmp_path: Path) -> None:
-    archive = _packed(tmp_path / "a.tar.gz", {"tiny/x/1.npy": b"one", "tiny/2.npy": b"two" * 1000})
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "2.npy").write_bytes(b"two" * 1000)
+    (tmp_path / "tiny" / "x").mkdir()
+    (tmp_path / "tiny" / "x" / "1.npy").write_bytes(b"one")
+    archive = tmp_path / "a.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:  # with the folders themselves
+        packed.add(tmp_path / "tiny", "tiny")
+    shutil.rmtree(tmp_path / "tiny")
     unpack(archive, tmp_path / "tiny", listener=ignore)
     assert (tmp_path / "tiny" / "x" / "1.npy").read_bytes() == b"one"
     assert (tmp_path / "tiny" / "2.npy").read_bytes() == b"two" * 1000
@@ -176,7 +184,7 @@ def test_no_path_in_an_archive_escapes(tmp_path: Path, name: str) -> None:
     assert [path.name for path in (tmp_path / "in").iterdir()] == [archive.name]
 
 
-def test_links_and_damaged_archives_are_refused(tmp_path: Path) -> None:
+def test_links_and_damaged_archives_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link = tarfile.TarInfo("tiny/link")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
     with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
@@ -187,6 +195,12 @@ def test_links_and_damaged_archives_are_refused(tmp_path: Path) -> None:
     whole.write_bytes(whole.read_bytes()[:5_000])
     with pytest.raises(SourceError, match="damaged or incomplete"):
         unpack(whole, tmp_path / "tiny", listener=ignore)
+    below = _packed(tmp_path / "c.tar.gz", {"tiny/a": b"", "tiny/a/b": b""})
+    with pytest.raises(SourceError, match=r"c\.tar\.gz cannot be unpacked: File exists"):
+        unpack(below, tmp_path / "tiny", listener=ignore)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 10}))
+    with pytest.raises(BudgetError, match=r"2\.npy needs 12 B of disk, 10 B are free"):
+        unpack(_packed(tmp_path / "d.tar.gz", {"tiny/2.npy": b"x" * 12}), tmp_path / "tiny", listener=ignore)
     assert not (tmp_path / "tiny").exists() and not (tmp_path / "tiny.unpacking").exists()
 
 

@@ -232,6 +232,10 @@ def test_nothing_in_a_split_dictionary_is_run(tmp_path: Path, legacy: bool) -> N
         ("raw/node-feat.csv.gz", "1,2\n" * 150 + "1,\n" + "1,2\n" * 49, "feature 1 of node 150 is nan"),
         ("raw/node-feat.csv.gz", "1,2\n" * 199 + "1,nan\n", "feature 1 of node 199 is nan"),
         ("raw/node-label.csv.gz", "1\n" * 199 + "0.5\n", "node 199 has the label 0.5"),
+        ("raw/node-feat.csv.gz", "1,2\n" * 199, "has features of 199 nodes, not of 200"),
+        ("raw/node-feat.csv.gz", "1,2\n" * 201, r"features of the shape \(201, 2\) or more, not \(200, 2\)"),
+        ("raw/node-label.csv.gz", "1\n" * 199, "has labels of 199 nodes, not of 200"),
+        ("raw/node-label.csv.gz", "1\n" * 201, "has labels of more than its 200 nodes"),
         ("raw/num-node-list.csv.gz", "100\n100\n", "lists 2 graphs, not one"),
         ("raw/num-node-list.csv.gz", "-1\n", "-1 nodes"),
         ("split/time/train.csv.gz", "0\n200\n", "the train split names the node 200 of 200"),
@@ -356,6 +360,10 @@ def test_the_labels_and_sizes_of_igb_must_fit(tmp_path: Path) -> None:
     assert fine.num_classes == 2983 and fine.source["label"] == "2K"
     with pytest.raises(OptionError, match="label '20' is not one of 19, 2K"):
         _source(made.source, options={"label": "20"})
+    with pytest.raises(OptionError, match="ogb has a split of its own; split=random cannot be chosen"):
+        open_source(
+            _made(tmp_path / "p", "ogb-arxiv").source, format=None, request=Request(split="random", budget_bytes=1)
+        )
     with pytest.raises(OptionError, match="ogb takes no option label"):
         _source(_made(tmp_path / "o", "ogb-arxiv").source, options={"label": "19"})
     whole = (paper / "node_feat.npy").read_bytes()
@@ -364,6 +372,9 @@ def test_the_labels_and_sizes_of_igb_must_fit(tmp_path: Path) -> None:
     (paper / "node_feat.npy").write_bytes(whole[: 4096 * 100])
     _refused(made.source, tmp_path, r"has the shape \[160\], the labels of 1 to 100 papers wanted")
     large = _made(tmp_path / "l", "igb-large").source
+    (large / "processed" / "paper" / "node_feat.npy").unlink()
+    _refused(large, tmp_path, r"node_feat\.npy is missing")
+    large = _made(tmp_path / "m", "igb-large").source
     np.zeros(199, np.float32).tofile(large / "processed" / "paper" / "node_label_19.npy")
     _refused(large, tmp_path, r"has the shape \[199\], the labels of 200 papers wanted")
 

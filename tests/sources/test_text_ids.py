@@ -2,6 +2,7 @@
 """Ids that are texts: of tables and of edges, kept in the store, and the same whatever the memory."""
 
 import csv
+import hashlib
 import json
 from pathlib import Path
 
@@ -107,6 +108,33 @@ def test_an_edge_list_of_numbers_finds_nodes_named_by_texts(tmp_path: Path) -> N
     (tmp_path / "e.txt").write_text("# Nodes: 2 Edges: 3\n1 20\n20 1\n")
     with pytest.raises(SourceError, match="says that it has 3 edges, 2 are in it"):
         ooc.convert(tmp_path / "e.txt", tmp_path / "h.ooc", features=tmp_path / "n.csv", labels=tmp_path / "n.csv")
+
+
+def test_a_matrix_finds_nodes_named_by_texts(tmp_path: Path) -> None:
+    (path := tmp_path / "m.mtx").write_text("%%MatrixMarket matrix coordinate integer general\n3 3 2\n1 2 5\n2 3 7\n")
+    (nodes := tmp_path / "n.csv").write_text("id,f,y\na,1,0\n0,2,1\n2,3,0\n1,4,1\n")
+    store = ooc.convert(path, tmp_path / "g.ooc", features=nodes, labels=nodes)
+    assert edges_of(store).tolist() == [[3, 1], [2, 3]] and store.edge_weight("in").read().tolist() == [7, 5]
+
+
+def test_an_end_far_down_that_is_no_node_is_named(tmp_path: Path) -> None:
+    """Blocks of 9,765 edges are read again up to it."""
+    (folder := tmp_path / "t").mkdir()
+    (folder / "nodes.csv").write_text("id,f,y\n0,1,0\n3,2,1\n")
+    (folder / "edges.csv").write_text("src,dst\n" + "0,3\n" * 10_000 + "3,7\n")
+    with pytest.raises(SourceError, match=r"edge 10000 \(3 → 7\) has an end that is no node"):
+        ooc.convert(folder, tmp_path / "g.ooc", host_budget="40M")
+
+
+def test_two_ids_of_one_hash_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "ooc.sources.node_ids.blake2b", lambda text, digest_size: hashlib.blake2b(digest_size=digest_size)
+    )
+    (folder := tmp_path / "t").mkdir()
+    (folder / "nodes.csv").write_text(f"id,f,y\n{'a' * 17},1,0\n{'b' * 17},2,1\n")
+    (folder / "edges.csv").write_text(f"src,dst\n{'a' * 17},{'b' * 17}\n")
+    with pytest.raises(SourceError, match=r"the ids a+ and b+ have the same hash; change one of them"):
+        ooc.convert(folder, tmp_path / "g.ooc")
 
 
 @pytest.mark.parametrize("small", [False, True])

@@ -4,7 +4,7 @@
 import gzip
 import re
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +169,15 @@ def _few(root: Path) -> None:
     write_csv(root / "raw" / "relations" / "paper___cites___paper" / "num-edge-list.csv.gz", [[201]])
 
 
+def _with_text(name: str, data: bytes) -> Callable[[Path], Any]:
+    return lambda root: (root / "raw" / name).write_bytes(gzip.compress(data))
+
+
 REFUSED: dict[str, tuple[Any, str]] = {
+    "a number that is none": (_with_text("num-node-dict.csv.gz", b"author\nmany\n"), "there are 'many' nodes of type"),
+    "types alone": (_with_text("num-node-dict.csv.gz", b"author\n"), "has no header of types and one line below it"),
+    "no text": (_with_text("num-node-dict.csv.gz", b"\xff\n1\n"), "is no text"),
+    "a long list": (_with_text("num-node-dict.csv.gz", b"a,\n" * 30_000), "is longer than a list of types can be"),
     "a line of two": (_three_cells, "no SOURCE,RELATION,TARGET"),
     "an end that is not there": (_nowhere, "there are no nodes 'venue'"),
     "two types with labels": (_two_labelled, "says that 2 types of nodes have labels, not one"),

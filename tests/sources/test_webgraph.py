@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import ooc
 from ooc.errors import BudgetError, SourceError
 from ooc.sources.formats.edges import bvgraph, webgraph
-from ooc.sources.formats.edges.bvgraph import KNOWN_BITS, Code, Family, Successors
+from ooc.sources.formats.edges.bvgraph import KNOWN_BITS, Code, Family, Layout, Successors
 from ooc.sources.formats.edges.webgraph import READER, _read_properties
 from ooc.sources.reading import Request
 from tests.conversion.arrays import edges_of, in_order
@@ -107,6 +107,44 @@ def test_a_list_longer_than_a_chunk_is_read(tmp_path: Path, monkeypatch: pytest.
     made = _made("webgraph", tmp_path)
     store = ooc.convert(made.source, tmp_path / "g.ooc", **made.options)
     np.testing.assert_array_equal(edges_of(store), in_order(made.graph.edge_index))
+    with pytest.raises(BudgetError, match="is too long for the host budget"):
+        list(READER.open(made.source, _request(1)).edges(100))
+
+
+@pytest.mark.parametrize("size", [1, 100, 10_000])
+def test_edges_come_in_blocks_of_whole_lists(tmp_path: Path, size: int) -> None:
+    """Also of a graph whose properties name the code of its offsets, and do not count its gaps."""
+    made = _made("webgraph", tmp_path)
+    path = made.source.with_suffix(".properties")
+    lines = [line for line in path.read_text().split("\n") if not line.startswith("successorexpstats")]
+    path.write_text("\n".join(lines).replace("compressionflags=", "compressionflags=OFFSETS_DELTA"))
+    blocks = list(READER.open(made.source, _request()).edges(size))
+    assert len(blocks) == 1 or all(len(block.sources) <= size + 300 for block in blocks)
+    edges = np.concatenate([np.stack(block[:2]) for block in blocks], axis=1)
+    np.testing.assert_array_equal(in_order(edges), in_order(made.graph.edge_index))
+
+
+@pytest.mark.parametrize(
+    ("bits", "message"),
+    [
+        ("00110", "5 successors among 2 nodes"),  # 5 in gamma
+        ("01011010010100001010", "blocks past the end of the list they copy"),
+        ("", "it stops early"),
+    ],
+)
+def test_lists_that_cannot_be_are_refused(tmp_path: Path, bits: str, message: str) -> None:
+    """The second: node 0 has the successor 0; node 1 has 1, of a block of 10 of node 0's list."""
+    (path := tmp_path / "g.graph").write_bytes(
+        bytes(int(bits[k : k + 8].ljust(8, "0"), 2) for k in range(0, len(bits), 8))
+    )
+    layout = Layout(
+        window=1,
+        least_interval=0,
+        **dict.fromkeys(("outdegree", "block_count", "block", "residual"), Code(Family.GAMMA)),
+        reference=Code(Family.UNARY),
+    )
+    with pytest.raises(SourceError, match=message):
+        list(Successors(path, nodes=2, layout=layout, budget_bytes=1 << 20))
 
 
 def _made(name: str, tmp_path: Path) -> Made:
@@ -162,9 +200,19 @@ def test_what_is_missing_or_too_large_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="no labels of its own"):
         ooc.convert(made.source, tmp_path / "g.ooc", features="random:3")
     stream = made.source.read_bytes()
+    properties = made.source.with_suffix(".properties")
+    text = properties.read_text()
+    properties.write_text(text + "#" * (1 << 20))
+    with pytest.raises(SourceError, match="is no properties file: it is too large"):
+        ooc.convert(made.source, tmp_path / "g.ooc", **_MADE_UP)
+    properties.write_text(text)
     made.source.write_bytes(stream + bytes(40))
     with pytest.raises(SourceError, match="goes on after its last node"):
         ooc.convert(made.source, tmp_path / "g.ooc", **_MADE_UP)
+    for suffix in (".graph", ".properties"):
+        made.source.with_name(f"other{suffix}").write_bytes(made.source.with_suffix(suffix).read_bytes())
+    with pytest.raises(SourceError, match="holds 2 WebGraph graphs"):
+        ooc.convert(made.source.parent, tmp_path / "g.ooc", **_MADE_UP)
     made.source.unlink()
     with pytest.raises(SourceError, match=r"needs .*graph.graph, which is not there"):
         ooc.convert(made.source.with_suffix(".properties"), tmp_path / "g.ooc", **_MADE_UP)

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 @dataclass
 class Web:
     """``files`` by path. ``mishap`` is asked at each request, with its number from 0 and the first byte wanted:
-    None: all well; a number of 400 and more: that status; a smaller one: the connection ends after so many bytes."""
+    None: all well; a number from 400 to 599: that status; another: the connection ends after so many bytes."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     ranges: bool = True
@@ -42,7 +42,7 @@ def serving(web: Web) -> Iterator[Web]:
             with lock:
                 mishap = web.mishap(len(web.requests), start)
                 web.requests.append((self.path, start, stop))
-            if mishap is not None and mishap >= 400:
+            if mishap is not None and 400 <= mishap < 600:
                 self.send_error(mishap)
                 return
             self.send_response(206 if wanted else 200)

@@ -66,6 +66,8 @@ def test_extents_are_the_raw_bytes_in_order_and_reach_into_the_padding(tmp_path:
     assert len(extents) == 3 and array.extents(5, 5) == []
     with pytest.raises(ValueError):
         array.extents(0, 3073)
+    with pytest.raises(ValueError, match="rows 0:3001 of 3000 asked for"):
+        array.read(0, 3001)
 
 
 def test_chunk_heights_follow_the_target_but_stay_aligned() -> None:

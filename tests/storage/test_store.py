@@ -102,9 +102,12 @@ def test_a_missing_array_and_broken_json_are_refused(store: Store) -> None:
     (store.path / "in" / "indptr" / "zarr.json").unlink()
     with pytest.raises(StoreError, match="no array 'in/indptr'"):
         ooc.open(store.path)
-    (store.path / "zarr.json").write_text("{")
-    with pytest.raises(StoreError, match="damaged"):
-        ooc.open(store.path)
+    for text in ("{", "[]", '{"zarr_format": 2}'):
+        (store.path / "zarr.json").write_text(text)
+        with pytest.raises(StoreError, match="damaged"):
+            ooc.open(store.path)
+    with pytest.raises(StoreError, match="cannot be read: File name too long"):
+        ooc.open("a" * 300)
 
 
 def test_an_interrupted_conversion_is_named(store: Store) -> None:

@@ -44,6 +44,8 @@ def test_misuse_of_a_writer_is_refused(tmp_path: Path) -> None:
         writer.close()
     with pytest.raises(StoreError, match="cannot be written"):
         ArrayWriter(tmp_path, "a", (3,), np.int64)
+    with pytest.raises(ValueError, match=r"no array of shape .* can be made"):
+        ArrayWriter(tmp_path, "b", (3, 0), np.int64)
 
 
 def test_rows_are_scattered_over_chunks(tmp_path: Path) -> None:
@@ -54,6 +56,8 @@ def test_rows_are_scattered_over_chunks(tmp_path: Path) -> None:
     scatter = RowScatter(tmp_path, "x", rows.shape, rows.dtype)
     with pytest.raises(ValueError, match="int64"):
         scatter.put(np.arange(3), np.zeros((3, 3), dtype=np.int64))
+    with pytest.raises(ValueError, match="3 rows put to 2 places"):
+        scatter.put(np.arange(2), np.zeros((3, 3), dtype=np.int32))
     for start in range(0, 5000, 1300):
         part = np.sort(places[start : start + 1300])
         scatter.put(part, rows[part])

@@ -286,7 +286,8 @@ def unpack(archive: Path, folder: Path, *, listener: Listener) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        _unpack(archive, partial, folder.name, listener)
+        with as_error(SourceError, f"{archive} cannot be unpacked"):
+            _unpack(archive, partial, folder.name, listener)
         partial.replace(folder)
     except _BROKEN_TAR as error:
         raise SourceError(f"{archive} cannot be unpacked, it is damaged or incomplete: {error}") from error

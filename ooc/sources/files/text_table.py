@@ -145,9 +145,19 @@ class TextTable(LineTable):
         # An integer beyond this may have been rounded.
         if any((np.abs(found[name]) >= MOST_EXACT).any() for name, cells in wanted.items() if cells is Cells.REAL):
             return None
-        if self._delimiter and text.count(self._delimiter) != len(next(iter(found.values()))) * (columns - 1):
+        if not self._is_regular(text, len(next(iter(found.values()))), wanted):
             return None
         return {name: found[name] for name in wanted}
+
+    def _is_regular(self, text: str, rows: int, wanted: Mapping[str, Cells]) -> bool:
+        """Return whether each of the ``rows``, whose ``wanted`` cells are there, has a cell for each column."""
+        between, inside = self._delimiter, len(self.columns) - 1
+        if between is None or text.count(between) != rows * inside:
+            return between is None
+        # No row has too few where all have the last one. Otherwise one may have too few and another too many.
+        return self.columns[-1] in wanted or all(
+            line.count(between) == inside for line in text.split("\n") if line.strip()
+        )
 
     def _parse_cells(self, text: str, wanted: Mapping[str, Cells], line: int) -> Block:
         """Return the block parsed cell by cell, which handles empty and quoted cells; raise SourceError for a wrong

@@ -32,6 +32,7 @@ from ooc.sources.labels import (
     random_split,
     unsaid_split_note,
 )
+from ooc.sources.node_data import dense_array
 from ooc.sources.reading import Request
 from ooc.sources.source import EdgeBlock, EdgeData, LabelBlock, Mask, RelationSource, Source, ranges
 from ooc.sources.typed import nodes_alone, typed_source
@@ -89,9 +90,7 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
     unsaid = options.split is None and not any(name in arrays for name in _SPLIT_ARRAYS)
     if unsaid:
         options = replace(options, usual_split=USUAL_SPLIT)
-    for name, array in arrays.items():
-        if array.dtype.kind not in "biuf":
-            raise SourceError(f"{options.name}: {name} holds {array.dtype} values, not plain numbers")
+    _check_numbers(arrays, options.name)
     without = options.may_lack_features and not any(name == "x" or name.startswith("x_") for name in arrays)
     if without and "num_nodes" in arrays:
         arrays = {**arrays, "x": np.empty((_scalar(arrays, "num_nodes", options.name), 0), dtype=np.float32)}
@@ -164,6 +163,12 @@ def _by_relation(source: Source, kinds: AnyArray, columns: tuple[AnyArray, AnyAr
         blocks = partial(_blocks, partial(edges, number), len(kinds), options.release)
         relations[EdgeType(_NODE, str(number), _NODE)] = RelationSource(int(count), blocks)
     return typed_source(source, _NODE, {}, relations)
+
+
+def _check_numbers(arrays: Mapping[str, AnyArray], source: str) -> None:
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biuf":
+            raise SourceError(f"{source}: {name} holds {array.dtype} values, not plain numbers")
 
 
 def _scalar(arrays: Mapping[str, AnyArray], name: str, source: str) -> int:
@@ -537,6 +542,7 @@ def _relation(data: Any, kind: EdgeType, request: Request) -> RelationSource:
         raise SourceError(f"{name} have no edge_index")
     columns, count = _edge_columns(arrays, name)
     arrays = {} if request.drop_edge_data else arrays
+    _check_numbers(arrays, name)
     carried = _edge_data(arrays, count, name)
 
     edges = partial(_blocks, _edge_reader(columns, carried), count, lambda: None)
@@ -597,14 +603,3 @@ def _tensor_arrays(tensor: Any, name: str) -> dict[str, AnyArray]:
     parts = {"data": rows.values(), "indices": rows.col_indices(), "indptr": rows.crow_indices()}
     found = {f"x_{part}": dense_array(one, where) for part, one in parts.items()}
     return found | {"x_shape": np.array(rows.shape)}
-
-
-def dense_array(tensor: Any, where: str) -> AnyArray:
-    """Return a tensor as an array; raise SourceError, with ``where``, for a sparse one."""
-    import torch
-
-    if tensor.layout is not torch.strided:
-        raise SourceError(f"{where} is no dense tensor")
-    tensor = tensor.detach().cpu()
-    found: AnyArray = (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
-    return found

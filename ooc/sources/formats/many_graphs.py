@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from ooc.errors import SourceError
-from ooc.sources.formats.arrays import EDGE_DATA_NAMES, INPUTS, SideBySide, dense_array, inputs_of, is_pyg_data
+from ooc.sources.formats.arrays import EDGE_DATA_NAMES, INPUTS, SideBySide, inputs_of, is_pyg_data
 from ooc.sources.labels import (
     TASK_OPTION,
     USUAL_SPLIT,
@@ -26,6 +26,7 @@ from ooc.sources.labels import (
     random_split,
     unsaid_split_note,
 )
+from ooc.sources.node_data import dense_array
 from ooc.sources.reading import SPLIT, Request, check_taken
 from ooc.sources.source import EdgeBlock, EdgeData, Ids, LabelBlock, Rows, Source
 from ooc.storage.array import AnyArray

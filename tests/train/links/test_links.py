@@ -418,6 +418,8 @@ def test_links_go_by_ids_that_are_texts(tmp_path: Path) -> None:
 def test_shares_to_hold_out_that_are_none_are_refused(tmp_path: Path, graph: Data, text: str) -> None:
     with pytest.raises(ooc.OptionError, match="such as"):
         ooc.convert(graph, tmp_path / "g.ooc", hold_out_links=text)
+    with pytest.raises(ooc.OptionError, match="has one type of edges; leave out :a,b,c"):
+        ooc.convert(graph, tmp_path / "g.ooc", hold_out_links="0.1,0.1:a,b,c")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -59,7 +59,7 @@ def _open(path: Path, request: Request) -> Source:
     def edges(size: int) -> Iterator[EdgeBlock]:
         layout, gaps = properties.layout, _Gaps()
         successors = Successors(stream, nodes=properties.nodes, layout=layout, budget_bytes=request.budget_bytes)
-        for block in _blocks(successors, properties, size, stream):
+        for block in _blocks(successors, size, stream):
             gaps.add(block)
             yield block
         successors.check_end(properties.counts)
@@ -108,15 +108,12 @@ class _Gaps:
             raise SourceError(f"{stream} has other gaps between successors than its properties count: it is damaged")
 
 
-def _blocks(successors: Successors, properties: _Properties, size: int, stream: Path) -> Iterator[EdgeBlock]:
-    targets, degrees, first, done = array("q"), array("q"), 0, 0
+def _blocks(successors: Successors, size: int, stream: Path) -> Iterator[EdgeBlock]:
+    targets, degrees, first = array("q"), array("q"), 0
     for found in successors:
         targets.extend(found)
         degrees.append(len(found))
         if len(targets) >= size or len(degrees) >= size:
-            done += len(targets)
-            if done > properties.arcs:
-                raise SourceError(f"{stream} has more than the {properties.arcs} arcs of its properties: it is damaged")
             yield _block(targets, degrees, first, stream)
             first += len(degrees)
             targets, degrees = array("q"), array("q")
