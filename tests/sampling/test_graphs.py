@@ -18,6 +18,7 @@ from ooc.sampling import graphs as module
 from ooc.sampling.graphs import GraphLoader
 from ooc.sampling.paths import find_paths
 from ooc.storage.store import Store
+from tests.damage import seal
 from tests.graphs import many_graphs
 
 _GRAPHS = many_graphs(120)
@@ -165,8 +166,38 @@ def test_a_damaged_topology_is_found(store: Store, monkeypatch: pytest.MonkeyPat
         next(iter(GraphLoader(store, 5)))
 
 
-def test_edges_that_are_not_sorted_are_found(store: Store) -> None:
-    loader = GraphLoader(store, 20, paths=3)
-    loader.sizes.paths[3] += 1
+@pytest.mark.parametrize(("made", "more"), [({"paths": 3}, 1), ({"paths": 3}, -1), ({"hops": 2}, -1)])
+def test_edges_that_are_not_sorted_are_found(store: Store, made: dict[str, int], more: int) -> None:
+    loader = GraphLoader(store, 20, **made)
+    (loader.sizes.paths if "paths" in made else loader.sizes.near)[:20] += 1000 * more if "hops" in made else more
     with pytest.raises(ooc.StoreError, match="in/indices"):
         next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "number"),
+    [
+        ("graphs/indptr", 0, 1),
+        ("graphs/indptr", 2, 0),
+        ("graphs/indptr", -1, 3),
+        ("in/indptr", 0, 1),
+        ("in/indptr", 4, 0),
+        ("in/indptr", 5, 40),
+        ("in/indices", 0, 23),
+    ],
+)
+def test_graphs_that_overlap_or_lead_elsewhere_are_found(tmp_path: Path, name: str, at: int, number: int) -> None:
+    """As the sizes of graphs are counted, or as a batch is made."""
+    edges = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
+    graphs = [Data(x=torch.zeros(4, 2), edge_index=edges, y=torch.zeros(1, 2)) for _ in range(6)]
+    store = ooc.convert(graphs, tmp_path / "g.ooc")
+    assert len(GraphLoader(store)) == 6  # graphs one by one
+    array = store.array(name)
+    content = array.read()
+    content[at] = number
+    chunk = array.chunk_path(0)
+    chunk.write_bytes(content.tobytes() + chunk.read_bytes()[content.nbytes :])
+    seal(array)
+    for paths in (0, 2):
+        with pytest.raises(ooc.StoreError, match=f"{name if paths == 0 else ''}.* is damaged"):
+            list(GraphLoader(store, 2, paths=paths))

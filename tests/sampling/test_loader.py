@@ -24,6 +24,7 @@ from ooc.sampling.loader import NeighborLoader
 from ooc.sizes import parse_size
 from ooc.storage.store import Store
 from tests.conversion.arrays import open_descriptors
+from tests.damage import seal
 from tests.examples import thorough
 from tests.graphs import GraphCase, random_data
 
@@ -198,9 +199,15 @@ def test_an_epoch_may_have_no_batch(store: Store) -> None:
         assert len(loader) == 0 and list(loader) == []
 
 
-def test_a_damaged_list_of_neighbours_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["in/indices, as it was written", "in/indices", "x"])
+def test_damage_is_said(tmp_path: Path, name: str) -> None:
+    """Of pages that are read once, and of those that are read again and again."""
     store = ooc.convert(_DATA, tmp_path / "g.ooc")
-    chunk = store.topology("in")[1].chunk_path(0)
+    array, least = store.array(name.partition(",")[0]), f"{_least(store)}"
+    chunk = array.chunk_path(0)
     chunk.write_bytes(b"\xff" * chunk.stat().st_size)
-    with pytest.raises(ooc.StoreError, match="in/indices"):
-        list(_loader(store))
+    if "written" in name:
+        seal(array)
+    for memory in (least, "200M"):
+        with pytest.raises(ooc.StoreError, match=array.name):
+            list(_loader(store, memory=memory))

@@ -2,6 +2,7 @@
 """Rows come out as they are on the disk, whatever is kept of it, and pages are read no oftener than Belady's rule
 would: counted beside a plain simulation."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import numpy as np
 import pytest
 
 import ooc
+from ooc.prefetch.arena import Arena
 from ooc.prefetch.engine import PAGE_BYTES, Engine
 from ooc.prefetch.engines.choice import choose_engine
 from ooc.sampling.pages import PagedRows, Pages, ResidentRows, most_pages_of_row
-from ooc.storage.array import Array
+from ooc.storage.array import Array, open_array
 from tests.examples import thorough
 
 
@@ -83,3 +85,24 @@ def test_a_file_that_ends_early_is_named(array: Array, engine: Engine, tmp_path:
     rows = PagedRows(Pages(short, engine), cache_pages=4, work_pages=64)
     with pytest.raises(ooc.SpillError, match=r"x: .*c/0/0"):
         rows.take(np.arange(900))
+
+
+@pytest.mark.parametrize("learnt", [False, True])
+def test_bytes_that_have_changed_are_found(array: Array, engine: Engine, tmp_path: Path, learnt: bool) -> None:
+    """As sums of pages are learnt, and when pages are read again."""
+    shutil.copytree(array.path, tmp_path / "x")
+    half, arena = 64 * PAGE_BYTES, Arena(128 * PAGE_BYTES)
+    pages = Pages(open_array(tmp_path, "x"), engine)
+    buffers = [arena.view(at * half, half) for at in range(2)]
+    if learnt:
+        pages.learn(buffers)
+    chunk = pages.array.chunk_path(0)
+    content = bytearray(chunk.read_bytes())
+    content[700 * array.row_bytes] ^= 1
+    chunk.write_bytes(content)
+    with pytest.raises(ooc.StoreError, match=r"x: the SSD returns other bytes of .*c/0/0"):
+        if learnt:
+            PagedRows(pages, cache_pages=4, work_pages=64).take(np.arange(900))
+        else:
+            pages.learn(buffers)
+    arena.close()

@@ -125,6 +125,8 @@ def test_the_neighbour_loader_takes_the_backend(backend: Backend) -> None:
 
 def test_what_is_not_there_is_said(backend: Backend, store: Store) -> None:
     features, graph = backend
+    assert len(features) == 5 and features.get_tensor_size(group_name=None, attr_name="z") is None
+    assert features.get_tensor(group_name=None, attr_name="z", index=None) is None  # as PyG's data gives it
     with pytest.raises(KeyError):
         graph.get_edge_index(edge_type=("a", "to", "b"), layout="csc")
     with pytest.raises(KeyError):
