@@ -209,9 +209,11 @@ class LearntRows:
         above = [next(one for one in (path, *path.absolute().parents) if one.exists()) for path in (folder, scratch)]
         if len({place.stat().st_dev for place in above}) > 1:
             return 0
-        taken = sum(array.file_nbytes * self._versions_kept(name, steps_unsaved) for name, array in self.arrays.items())
         there = [file.stat().st_size for file in folder.rglob("*.npy")] if self._folder is not None else []
-        return max(0, taken - sum(there))
+        return max(0, self._files_bytes(steps_unsaved) - sum(there))
+
+    def _files_bytes(self, steps_unsaved: bool) -> int:
+        return sum(array.file_nbytes * self._versions_kept(name, steps_unsaved) for name, array in self.arrays.items())
 
     def _make_files(self, scratch: Path, steps_unsaved: bool) -> dict[str, list[Path]]:
         """Create the files of all versions, and return them by array. Without a run, they are this process's, which
@@ -233,7 +235,7 @@ class LearntRows:
             for made in {one[0].parent for one in paths.values()} if in_run else ():
                 flush(made)
         except OSError as error:
-            room = format_size(sum(self.arrays[name].file_nbytes * len(one) for name, one in paths.items()))
+            room = format_size(self._files_bytes(steps_unsaved))
             raise SpillError(f"{folder}: no room for the embedding, {room}: {error.strerror}") from None
         return paths
 

@@ -19,7 +19,8 @@ import torch
 from ooc.engine.record import EpochRecord
 from ooc.errors import RunError
 from ooc.storage.array import TEMPORARY_SUFFIX
-from ooc.train.runs.run import EMBEDDING, RunFolder, holds_run
+from ooc.train.runs.run import EMBEDDING, RunFolder, SeedRuns, holds_run
+from ooc.train.runs.state import load_weights
 
 
 def record(epoch: int, **changes: Any) -> EpochRecord:
@@ -250,7 +251,8 @@ def test_a_damaged_line_among_the_metrics_is_an_error(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", {}) as run:
         run.save(state(3))
     path = tmp_path / "run" / "metrics.jsonl"
-    for damage in (('"loss":', '"lozs":'), ("{", ""), ('"epoch": 2', '"epoch": "2"'), ("0.5", '"a"')):
+    whole = record(2).to_line(), "[2]\n"
+    for damage in (('"loss":', '"lozs":'), ("{", ""), ('"epoch": 2', '"epoch": "2"'), ("0.5", '"a"'), whole):
         lines = [record(epoch).to_line() for epoch in (1, 2, 3)]
         lines[1] = lines[1].replace(*damage)
         path.write_text("".join(lines))
@@ -285,10 +287,51 @@ def test_a_pickled_program_is_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "harm").exists()
 
 
-def test_a_damaged_configuration_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"lr": ')
-    with pytest.raises(RunError, match=r"config\.json is damaged"):
-        RunFolder.open(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "content"), [("config.json", '{"lr": '), ("config.json", '["lr"]'), ("starts.jsonl", '{"device": ')]
+)
+def test_a_damaged_configuration_is_an_error(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).write_text(content)
+    with pytest.raises(RunError, match=rf"{name} is damaged"):
+        RunFolder.open(tmp_path).starts()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "there are no runs of several seeds at"),
+        ('{"seeds": 3, "config": {}}', r"seeds\.json is damaged"),
+        ('{"seeds": ["a"], "config": {}}', r"seeds\.json is damaged"),
+        ('{"seeds": [1], "config": 3}', r"seeds\.json is damaged"),
+        ('{"seeds": [1, 2], "config": {}}', "was begun with seed 2, too; seeds may be added, not left out"),
+    ],
+)
+def test_runs_of_several_seeds_are_there_and_sound(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "seeds.json").write_text(content)
+    with pytest.raises(RunError, match=message):
+        SeedRuns.open(tmp_path, [1])
+    SeedRuns(tmp_path, [1], {}).discard()  # what it has not begun
+    assert (tmp_path / "seeds.json").exists() == (content is not None)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([1], "is no checkpoint"),
+        ({"epoch": 1}, "no checkpoint"),
+        ({"epoch": 1, "model": {"w": 1}}, "no checkpoint of a training"),
+    ],
+)
+def test_what_else_torch_may_have_saved_is_refused(tmp_path: Path, content: Any, message: str) -> None:
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        run.start()
+    torch.save(content, tmp_path / "run" / "checkpoint.pt")
+    with pytest.raises(RunError, match=message):
+        RunFolder.open(tmp_path / "run").load()
+    with pytest.raises(RunError, match=r"is no checkpoint|holds no weights"):
+        load_weights(RunFolder.open(tmp_path / "run"), "last")
 
 
 def test_a_failing_write_leaves_the_previous_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

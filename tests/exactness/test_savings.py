@@ -3,8 +3,11 @@
 
 import dataclasses
 import shutil
+import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -194,11 +197,21 @@ def test_the_first_aggregation_is_kept_and_used_until_the_store_changes(tmp_path
         assert not trainer.plan.programs["prepare"]
         assert [record.loss for record in trainer.fit(epochs=2, eval_every=0)] == first
     (kept / "stamp.json").write_text('{"x": 1}')
+    kept.with_name(f"{kept.name}.partial-{socket.gethostname()}-{1 << 30}").mkdir()  # left by a killed process
     with make_trainer(case, ooc.open(store.path), tmp_path) as trainer:
         assert trainer.plan.programs["prepare"]
         assert [record.loss for record in trainer.fit(epochs=2, eval_every=0)] == first
     assert "1}" not in (kept / "stamp.json").read_text()
     assert sorted(path.name for path in (store.path / "agg").iterdir()) == ["gcn_float64", "zarr.json"]
+    shutil.rmtree(kept)
+    with (
+        make_trainer(case, ooc.open(store.path), tmp_path) as trainer,
+        patch(
+            "ooc.engine.first_aggregation.shutil.disk_usage", lambda folder: SimpleNamespace(free=2 * 60 * 9 * 8 - 1)
+        ),
+    ):
+        assert [record.loss for record in trainer.fit(epochs=2, eval_every=0)] == first
+    assert not kept.exists()  # a cache must not fill the disk
 
 
 def test_where_z1_would_spill_it_is_computed_again_to_the_same_bits(tmp_path: Path) -> None:

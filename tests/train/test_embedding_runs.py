@@ -3,9 +3,11 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from errno import ENOSPC
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from torch_geometric.nn import GCNConv
 import ooc
 from ooc.errors import ModelError, OocError, OptionError, RunError, SpillError, TrainingError
 from ooc.prefetch.frames import HostWorkspace
+from ooc.sizes import format_size
 from ooc.stages import PanelSums, Tile
 from ooc.storage.array import PAGE_BYTES
 from ooc.storage.store import Store
@@ -388,3 +391,22 @@ def test_what_is_too_large_for_the_disk_is_refused_first(
     with trainer_of(store, APART, tmp_path / "run") as trainer, refused:
         trainer.fit(1, progress=False)
     assert not (tmp_path / "run" / "embedding").exists()
+
+
+def test_a_disk_that_is_full_meanwhile_is_told_with_the_room_for_all(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not just for the files that were made."""
+    full = Mock(side_effect=OSError(ENOSPC, "No space left on device"))
+    monkeypatch.setattr("ooc.train.embedding._make_file", full)
+    with trainer_of(store, APART, None, spill_dir=tmp_path) as trainer:
+        with pytest.raises(SpillError, match=r"no room for the embedding, [\d.]+ KB: No space") as raised:
+            trainer.fit(1, progress=False)
+        room = trainer._learnt.room_beside(tmp_path, False)
+    assert f" {format_size(room)}:" in str(raised.value)
+
+
+def test_rows_that_go_with_no_weights_are_not_there(store: Store, tmp_path: Path) -> None:
+    for state in (None, {"versions": {"other": 0}}):
+        with pytest.raises(RunError, match="names no version of the embedding that goes with its weights"):
+            LearntRows.of_run(ooc.Embedding(8), store, torch.float32, tmp_path, state)

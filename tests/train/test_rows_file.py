@@ -3,7 +3,10 @@
 
 import errno
 import os
+import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -56,6 +59,18 @@ def test_a_full_disk_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(OptionError, match=r"a\.npy: No space left on device"):
         write(tmp_path / "a.npy")
     assert not [*tmp_path.iterdir()]
+
+
+def test_what_cannot_be_written_is_told_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(OptionError, match=r"writing parquet needs pyarrow; pip install pyarrow, or give \.npy"):
+        write(tmp_path / "a.parquet")
+    monkeypatch.setattr("ooc.train.rows_file.shutil.disk_usage", lambda folder: SimpleNamespace(free=50))
+    for ending, needed in (("npy", 48), ("zarr", 96)):
+        refused = pytest.raises(OptionError, match=f"{ending} takes {needed} B while it is written, 50 B are free")
+        with refused if needed > 50 else nullcontext():
+            write(tmp_path / f"a.{ending}")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npy"]
 
 
 @pytest.mark.parametrize("can_exchange", [True, False])
