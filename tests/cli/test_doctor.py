@@ -120,6 +120,8 @@ def test_threads_memory_and_disk(run: RunCommand, tmp_path: Path, monkeypatch: p
     assert "OMP_NUM_THREADS is 4096, but only" in found and "→ export OMP_NUM_THREADS=" in found
     assert "huge pages are off" in found and "→ echo madvise > " in found
     assert "less than the memory of" in found
+    monkeypatch.setattr(machine, "available_memory_bytes", lambda: 1 << 20)
+    assert "a control group allows 1.05 MB of the machine's" in str(report_of(run, tmp_path)["hints"])
 
 
 def test_the_verdict_is_of_what_is_worst(run: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

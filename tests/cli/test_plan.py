@@ -187,6 +187,10 @@ def test_what_if_plans_for_every_point_and_more_memory_helps(run: RunCommand, he
 def test_what_if_in_words(run: RunCommand) -> None:
     code, out, _ = run("plan", "--graph", GRAPH, *SMALL, "--what-if", "gpu=1K,2M", "ssd=2G")
     assert code == 0 and "too small" in out and "2.00 MB" in out and "gpu +" in out
+    code, out, _ = run("plan", "--graph", GRAPH, *SMALL, "--what-if", "memory=1K,2K", "ssd=2G")
+    assert code == 0 and "no point of these does; what each lacks stands in its place\n" in out
+    code, out, _ = run("plan", "--graph", GRAPH, *SMALL, "--hardware", "a5000", "--what-if", "gpu=1G host=1G ssd=2G")
+    assert code == 0 and "cards are as fast as a5000's, and differ in memory alone" in " ".join(out.split())
     code, out, _ = run("plan", "--graph", GRAPH, *SMALL, "--what-if")
     assert code == 0 and re.search(r"from memory .*, ssd 2.00 GB/s, .*:", out) and "  ssd 4.00 GB/s saves" in out
     assert re.search(r"^ \d+\.?\d* [MG]B +\d+\.\d+ s \*", out, re.MULTILINE)
@@ -395,12 +399,14 @@ def test_axes_that_make_no_sense_are_refused(texts: list[str], line: str) -> Non
 def test_what_cannot_be_planned_is_one_line(graph: Path, here: Path, run: RunCommand) -> None:
     Path("bad.json").write_text('{"name": "bad"}')
     Path("no.json").write_text("{")
+    Path("list.json").write_text("[]")
     for arguments, line in (
         ((graph, "--graph", "reddit"), "one graph at a time"),
         ((), "no *.ooc is in the current folder"),
         (("--graph", GRAPH, "--hardware", "tpu"), "no such machine; there are a100-40g"),
         (("--graph", GRAPH, "--hardware", "none.json"), "No such file"),
         (("--graph", GRAPH, "--hardware", "no.json"), "no JSON"),
+        (("--graph", GRAPH, "--hardware", "list.json"), "list.json: it holds no JSON object"),
         (("--graph", GRAPH, "--hardware", "bad.json"), "bad.json: source is missing"),
         (("--graph", GRAPH, "--gantt", "epoch.png"), "ends in .svg, .html or .json"),
         (("--compare", "nothing"), "has no part in --compare"),

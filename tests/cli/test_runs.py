@@ -92,6 +92,10 @@ def test_where_there_are_none(run: RunCommand, here: Path) -> None:
     (here / "runs").mkdir()
     code, _, err = run("runs", "rnus")
     assert code == 2 and "there is no folder rnus; did you mean runs?" in err
+    (here / "runs" / "damaged").mkdir()
+    (here / "runs" / "damaged" / "config.json").write_text("{")
+    code, out, _ = run("runs")
+    assert code == 0 and "runs/damaged: runs/damaged/config.json is damaged: " in out
 
 
 def test_training_prints_a_line_of_json_an_epoch(run: RunCommand, graph: Path, here: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ooc import cli
-from ooc.report.runs import describe_summary, summarize
+from ooc.report.runs import describe_seed, describe_summary, summarize
 from ooc.train.metrics import Metric
 from ooc.train.trainer import Trainer
 from tests.cli.conftest import RunCommand
@@ -144,3 +144,5 @@ def test_mean_and_deviation() -> None:
     assert describe_summary(runs, Metric.MAE)[1] == "  0.820 ± 0.020 at the best validation epoch"
     assert describe_summary(runs[:1], Metric.R2)[1] == "  0.8000 at the best validation epoch"
     assert describe_summary([*runs, described(None, None)], Metric.R2) == ["4 seeds: nothing was scored"]
+    alone = {"epochs": 1, "best_epoch": None, "loss": 0.25}
+    assert describe_seed(3, alone, 2.0) == "seed 3: loss 0.25000 after 1 epoch; 2.0 s"

@@ -59,6 +59,16 @@ def test_convert_info_verify(run: RunCommand, here: Path) -> None:
     assert run("verify", "a.ooc", "--quiet") == (0, "", "")
 
 
+def test_what_edges_carry_is_told(run: RunCommand, here: Path, arrays: Path) -> None:
+    np.save(arrays / "edge_weight.npy", np.array([1.0, 2.0]))
+    np.save(arrays / "edge_attr.npy", np.ones((2, 3)))
+    assert run("convert", arrays, "--dtype", "float16", "--quiet")[0] == 0
+    facts = json.loads(run("info", "tiny.ooc", "--json")[1])
+    assert [facts[name] for name in ("edge_weight", "edge_features", "edge_dtype", "ids")] == [
+        "float32", 3, "float16", "row numbers"
+    ]  # fmt: skip
+
+
 def test_options_reach_the_store(run: RunCommand, here: Path, arrays: Path) -> None:
     assert run("convert", arrays, "--quiet") == (0, "", "")
     facts = json.loads(run("info", "tiny.ooc", "--json")[1])
@@ -97,12 +107,18 @@ def test_an_existing_store_is_kept_unless_forced(run: RunCommand, here: Path, ar
 
 def test_a_damaged_store_is_found(run: RunCommand, here: Path, arrays: Path) -> None:
     assert run("convert", arrays, "--quiet")[0] == 0
-    chunk = next(path for path in (here / "tiny.ooc" / "x" / "c").rglob("*") if path.is_file())
-    content = bytearray(chunk.read_bytes())
-    content[1] ^= 1
-    chunk.write_bytes(content)
-    code, _, err = run("verify", "tiny.ooc")
-    assert code == 2 and err.startswith("ooc: error: tiny.ooc: ") and err.count("\n") == 1
+
+    def damage(name: str) -> tuple[int, str, str]:
+        chunk = next(path for path in (here / "tiny.ooc" / name / "c").rglob("*") if path.is_file())
+        content = bytearray(chunk.read_bytes())
+        content[1] ^= 1
+        chunk.write_bytes(content)
+        return run("verify", "tiny.ooc")
+
+    code, out, err = damage("x")
+    assert (code, out) == (2, "") and err.startswith("ooc: error: tiny.ooc: ") and err.count("\n") == 1
+    code, out, err = damage("split/test")
+    assert (code, err) == (2, f"ooc: error: tiny.ooc: {out.count(chr(10))} problems found\n") and "split/test" in out
 
 
 @pytest.mark.parametrize(
@@ -171,6 +187,8 @@ def test_a_dry_run_says_what_it_would_take_and_leaves_nothing(run: RunCommand, h
     assert "as published; its files are not here" in " ".join(out.split()) and "writing out-edges" in out
     assert "memory: at least 145 MB; it would keep to 100 MB: too little\n" in out
     assert run("convert", "none", "--dry-run")[0] == 2
+    assert run("convert", SOURCE, "--dry-run", "--hold-out-links", "0.1,0.1")[0] == 0
+    assert "no two shares below 1" in run("convert", SOURCE, "--dry-run", "--hold-out-links", "1,0.1")[2]
     assert not list(here.iterdir())
     assert run("convert", SOURCE, "a.ooc", "--quiet")[0] == 0
     code, out, err = run("convert", SOURCE, "a.ooc", "--dry-run")

@@ -47,6 +47,9 @@ def test_a_machine_with_a_wire_has_memory_of_its_own() -> None:
         ("disk", "latency_s", "fast", "latency_s must be a positive number, not 'fast'"),
         ("disk", "read_bytes_per_s", [[2, 1], [1, 1]], "read_bytes_per_s must be a list of [x, y] with x ascending"),
         ("disk", "both_ways_bytes_per_s", 0, "both_ways_bytes_per_s must be a positive number, not 0"),
+        (None, "disk", 5, "disk must be an object, not 5"),
+        ("disk", "read_bytes_per_s", [[1, 2], "ab"], "read_bytes_per_s must be a list of [x, y], not 'ab'"),
+        ("processor", "multiplies_per_s", 5, "multiplies_per_s must be an object, not 5"),
         ("processor", "multiplies_per_s", {"bfloat16": 1e9}, "multiplies_per_s lacks float32"),
     ],
 )

@@ -17,6 +17,7 @@ import ooc
 from ooc import cli
 from ooc.errors import OptionError, RunError
 from ooc.report.gantt import write_trace
+from ooc.report.page.charts import run_labels
 from ooc.report.page.document import page, write_report
 from ooc.report.page.figures import MOST_EPOCHS, compared, describe_matrix, describe_pass, figures, verdict
 from ooc.train.runs.run import TIMELINE, RunFolder
@@ -111,6 +112,8 @@ def test_runs_of_earlier_versions_have_a_report_that_says_what_is_missing(folder
 
 
 def test_several_runs_stand_side_by_side(folder: Path) -> None:
+    assert run_labels([{"run": name} for name in ("runs/r", "other/r", "r/")]) == ["runs/r", "other/r", "r"]
+    assert run_labels([{"run": name} for name in ("runs/r", "runs/r")]) == ["r (1)", "r (2)"]
     html = page([figures(folder / name) for name in ("first", "<second>", "old")])
     assert "Side by side" in html and "3 runs" in html
     assert "<second>" not in html and "&lt;second&gt;" in html
@@ -136,7 +139,25 @@ def test_what_is_no_run_or_cannot_be_written_is_refused(folder: Path, tmp_path: 
     (tmp_path / "damaged" / "timeline.json").write_text('{"epoch": 2}')
     with pytest.raises(RunError, match=r"timeline\.json is damaged"):
         figures(tmp_path / "damaged")
-    assert not list(tmp_path.glob("*.html"))
+    with pytest.raises(RunError, match=r"the timelines in .*damaged are damaged: '"):
+        write_trace(tmp_path / "damaged", tmp_path / "a.json")
+    (tmp_path / "damaged" / "metrics.jsonl").unlink()
+    with pytest.raises(RunError, match="has finished no epoch yet"):
+        figures(tmp_path / "damaged")
+    assert not list(tmp_path.glob("a.*"))
+
+
+@pytest.mark.parametrize("name", ["epoch_s", "fates"])
+def test_a_damaged_forecast_is_none_of_a_run_without_epochs(name: str, folder: Path, tmp_path: Path) -> None:
+    """A run that has been gone on with, and has finished no epoch since, has a page."""
+    shutil.copytree(folder / "first", tmp_path / "r")
+    forecast = json.loads((tmp_path / "r" / "plan.json").read_text())
+    (tmp_path / "r" / "plan.json").write_text(json.dumps(forecast | {"first_epoch": 5}))
+    assert "no epoch has finished since it was made" in figures(tmp_path / "r")["missing"][0]
+    del forecast[name]
+    (tmp_path / "r" / "plan.json").write_text(json.dumps(forecast))
+    with pytest.raises(RunError, match=rf"plan\.json is damaged: '{name}'"):
+        figures(tmp_path / "r")
 
 
 def test_a_run_that_is_stopped_has_its_page_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,7 +176,7 @@ def run_labels(runs: Runs) -> list[str]:
         labels = ["/".join(path[-parts:]) for path in paths]
         if len(set(labels)) == len(labels):
             return labels
-    return [f"{'/'.join(path[-1:])} ({number})" for number, path in enumerate(paths, start=1)]
+    return [f"{path[-1]} ({number})" for number, path in enumerate(paths, start=1)]
 
 
 # ---- one run ------------------------------------------------------------------------------------------------------

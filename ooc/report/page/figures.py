@@ -60,7 +60,7 @@ def figures(path: Path) -> dict[str, Any]:
         "measured": measured,
         "planned": planned,
         "matrices": _matrices(measured, forecast),
-        "comparison": _comparison(path, forecast),
+        "comparison": _comparison(path, forecast, records),
         "start": start,
         "starts": len(starts),
         "config": {name: value for name, value in run.config.items() if name != "store_facts"},
@@ -144,13 +144,10 @@ def _matrices(measured: dict[str, Any] | None, forecast: dict[str, Any] | None) 
     return sorted(found, key=lambda one: -(one["used_bytes"] + one["ssd_write_bytes"]))
 
 
-def _comparison(path: Path, forecast: dict[str, Any] | None) -> dict[str, Any] | None:
-    if forecast is None:
+def _comparison(path: Path, forecast: dict[str, Any] | None, records: Sequence[EpochRecord]) -> dict[str, Any] | None:
+    if forecast is None or records[-1].epoch < forecast.get("first_epoch", 0):  # resumed, with no epoch finished since
         return None
-    try:
-        return compare(path)
-    except RunError:  # resumed, with no epoch finished since
-        return None
+    return compare(path)
 
 
 def _missing_lines(found: dict[str, Any]) -> list[str]:
