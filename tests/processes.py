@@ -41,7 +41,8 @@ def together(count: int, folder: Path, work: Callable[[int], Any], *, meet: bool
         if child == 0:
             try:
                 if count > 1 and meet:
-                    dist.init_process_group("gloo", f"file://{folder}/group", rank=rank, world_size=count)
+                    # Of no backend by name, as torch's own examples have it: ours are made beside it.
+                    dist.init_process_group(init_method=f"file://{folder}/group", rank=rank, world_size=count)
                 torch.save(work(rank), folder / f"{rank}.pt")
             except BaseException:
                 traceback.print_exc()

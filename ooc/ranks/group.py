@@ -309,9 +309,8 @@ class Ranks:
 
     @classmethod
     def of_environment(cls, within: timedelta = MEETING) -> Self:
-        """Return the processes by ``torchrun``'s environment, or by a group made by the surrounding program; a single
-        process without either. ``within``: the time in which all must come. Raises OptionError for a group that cannot
-        send from RAM."""
+        """Return the processes by ``torchrun``'s environment, or by a group made by the surrounding program, whatever
+        backend it has; a single process without either. ``within``: the time in which all must come."""
         is_asked = os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1")
         if not dist.is_available() or not (dist.is_initialized() or is_asked):
             return cls()
@@ -337,8 +336,6 @@ class Ranks:
             check_reached(places, rank)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=within)
         else:
-            if dist.get_backend() not in ("gloo", "mpi"):
-                raise OptionError(f"batches are trained on the CPU, and the process group is of {dist.get_backend()}")
             rank, count = dist.get_rank(), dist.get_world_size()
             store, places = meet(PrefixStore("ooc", _get_default_store()), rank, count, within)
             check_reached(places, rank)
@@ -560,9 +557,9 @@ def _on_host(values: Tensor, *, is_sent: bool) -> Tensor:
 
 
 _met: list[Any] = []
-"""Return the process group of all, and this process's rank."""
+"""Torch's group of all, and these processes as it has been met."""
 _started: set[Any] = set()
-"""Return the transfers that were started."""
+"""The transfers that were started."""
 
 
 def _group(backend: str, within: timedelta) -> Any:
