@@ -371,6 +371,19 @@ def test_what_cannot_be_is_refused(store: Store, tmp_path: Path) -> None:
         make(store, tmp_path, optimizer=lambda p: "adam")
     with pytest.raises(ModelError, match="SparseAdam"):
         make(store, tmp_path, optimizer=lambda p: torch.optim.SparseAdam(list(p)))
+    with pytest.raises(ModelError, match="LBFGS evaluates the loss several times a step"):
+        make(store, tmp_path, optimizer=lambda p: torch.optim.LBFGS(list(p)))
+
+    def sharing(model: nn.Module) -> AveragedModel:
+        average = AveragedModel(model)
+        average.module = model
+        return average
+
+    with pytest.raises(ModelError, match="shares parameters with the model; make it as"):
+        make(store, tmp_path, average=sharing)
+    once = make(store, tmp_path, schedule=lambda o: lrs.OneCycleLR(o, 0.1, total_steps=1))
+    with once, pytest.raises(OptionError, match="scheduler OneCycleLR says: Tried to step 2 times"):
+        once.fit(2, eval_every=0)
     plateau = make(store, tmp_path, schedule=lambda o: lrs.ReduceLROnPlateau(o, mode="max"))
     with plateau, pytest.raises(OptionError, match="eval_every"):
         plateau.fit(1, eval_every=0)

@@ -5,6 +5,7 @@ Heads are nodes of one type and tails are nodes of one type, maybe the same. Lin
 heads, tails, and the numbers of their edge types (0 where there is one type). Shapes: E links, K tails drawn for each.
 """
 
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -352,6 +353,9 @@ class Links:
 
 
 def _of_npz(path: Path) -> dict[str, Any]:
+    with path.open("rb") as opened:
+        if not zipfile.is_zipfile(opened):  # NumPy would advise to read it as a pickled program
+            raise ValueError("it is no .npz file")
     with np.load(path, allow_pickle=False) as file:
         found = {name: file[name] for name in file.files}
     unknown = [name for name in found if name not in _NAMES]

@@ -367,6 +367,11 @@ def test_on_a_terminal_training_is_shown_by_batches(store: Store, monkeypatch: p
             lambda conv, x, edges, weight: conv(x, edges[:, weight > 0.5]),
             "GCNConv normalizes edges or weights",
         ),
+        (
+            partial(GraphConv, flow="target_to_source"),
+            lambda conv, x, edges, weight: conv(x, edges),
+            "sums against the edges need out-edges, and a batch has in-edges",
+        ),
         (GCNConv, lambda conv, x, edges, weight: (conv(x, edges), x[:, :4] - x[:, :4].mean(0))[1], "adds nothing"),
     ],
 )

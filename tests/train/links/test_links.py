@@ -550,6 +550,17 @@ def test_what_cannot_be_is_refused_by_name(store: Store, links: ooc.Links) -> No
         ooc.LinkPredictor(GAE(GraphSAGE(7, 8, 2, 6), OfOgb(column=True)))
     with pytest.raises(ooc.ModelError, match="LinkPredictor"):
         ooc.LinkTrainer(GraphSAGE(7, 8, 2, 6), store, links)  # type: ignore[arg-type]
+    with pytest.raises(ooc.OptionError, match="loss= is of nodes; the loss of links is the LinkPredictor's own"):
+        ooc.LinkTrainer(_model(), store, links, loss=nn.MSELoss())
+    related = ooc.LinkPredictor(GraphSAGE(7, 8, 2, 6), "distmult", channels=6, relations=3).double()
+    with pytest.raises(ooc.OptionError, match="tells types of edges apart, and links are of one; leave out relations="):
+        ooc.LinkTrainer(related, store, links, memory="24M")
+    with ooc.LinkTrainer(_model(), store, links, memory="24M") as trainer:
+        for what in ("logits", "labels"):
+            with pytest.raises(ooc.OptionError, match=f"has embeddings of nodes, no {what}; predict embeddings"):
+                trainer.predict(what)
+        with pytest.raises(ooc.OptionError, match="a type of nodes is chosen for their embedding, of a graph with ty"):
+            trainer.predict(node_type="user")
     with pytest.raises(ooc.OptionError, match="there is no node 300"):
         ooc.LinkTrainer(_model(), store, ooc.Links(torch.tensor([[0], [300]])))
     with pytest.raises(ooc.OptionError, match=r"\[2, E\]"):
@@ -733,6 +744,19 @@ def test_options_that_do_not_fit_are_refused_in_a_line(
     assert main(["train", "g.ooc", *options, "--out", "run"]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_files_of_something_else_are_refused_in_a_line(tmp_path: Path) -> None:
+    np.savez(tmp_path / "graph.npz", train=np.zeros((2, 3)), x=np.zeros(3))
+    np.save(tmp_path / "pairs.npy", np.zeros((2, 3)))
+    (tmp_path / "pairs.csv").write_text("0,1\n")
+    for name, said in (
+        ("graph.npz", "it has x; its arrays are train"),
+        ("pairs.npy", no := "is no .npz"),
+        ("pairs.csv", no),
+    ):
+        with pytest.raises(ooc.OptionError, match=f"{name} cannot be read: .*{said}"):
+            ooc.Links.read(tmp_path / name)
 
 
 def test_damaged_files_are_refused_in_a_line(tmp_path: Path) -> None:
