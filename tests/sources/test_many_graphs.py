@@ -93,6 +93,23 @@ def test_tensors_of_graphs_may_be_any_that_one_graphs_may_be(tmp_path: Path) -> 
     assert not one.num_graphs and one.num_nodes == 4 and one.num_classes == 2
 
 
+def test_integers_of_some_graphs_are_numbers_of_all(tmp_path: Path) -> None:
+    """As in PyG's batches. The others were cut to integers before a model had them."""
+    whole = _with(x=torch.ones(4, 2).long(), z=torch.arange(4), edge_attr=torch.arange(3), y=torch.ones(1).long())
+    real = _with(x=torch.rand(4, 2), z=torch.rand(4), edge_attr=torch.rand(3), y=torch.rand(1))
+    for at, graphs in enumerate(([whole, real], [real, whole], [whole, whole])):
+        store = ooc.convert(graphs, tmp_path / f"{at}.ooc", split="random:3", inputs=["z"], dtype="float64")
+        assert [one[-1] for part in ("inputs", "of_edges") for one in store.source[part]] == [at == 2] * 3
+        assert store.task is (Task.CLASSES if at == 2 else Task.VALUES)
+    for other, said in (
+        ({"x": torch.ones(4, 1), "z": torch.ones(4, 2)}, "x of graph 1 has 1 columns, x of the first has 2"),
+        ({"edge_attr": torch.ones(3, 1)}, "edge_attr of graph 1 has 1 columns, edge_attr of the first has none"),
+    ):
+        graphs = [whole, Data(**whole.to_dict() | other)]
+        with pytest.raises(ooc.SourceError, match=said):
+            ooc.convert(graphs, tmp_path / "g.ooc", inputs=["z"])
+
+
 def test_edges_of_whole_graphs_come_in_blocks() -> None:
     graphs = many_graphs(20)
     source = open_source(graphs, format=None, request=Request(split=None, budget_bytes=10**9))

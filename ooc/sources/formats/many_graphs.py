@@ -209,7 +209,7 @@ class _Graphs:
         self.sizes = array("q")
         self.edges, self.only_answers = 0, True
         self.columns: dict[str, int] = {}
-        self._beside = tuple(request.inputs)
+        self._beside, self._of_edges = tuple(request.inputs), () if request.drop_edge_data else EDGE_DATA_NAMES
         self.description: dict[str, Any] = {}
         self.others = set[str]()
         """Names of the graphs' other attributes."""
@@ -228,17 +228,26 @@ class _Graphs:
             columns = {one: 0 if of is None or request.drop_edge_data else of.shape[1] for one, of in carried.items()}
             shape = (0 if x is None else x.shape[1], y.shape[1], columns)
             of_nodes = of_nodes and np.shape(data.y)[:1] == (int(data.num_nodes),) != (1,)
+            said = self._describe_inputs(data, at)
             if not at:
-                self.description = self._describe_inputs(data, at)
+                self.description = said
                 self.features, self.labels, self.columns = shape
                 self.label_type = y.dtype
-            elif shape != (self.features, self.labels, self.columns) and not of_nodes:
+            if shape != (self.features, self.labels, self.columns) and not of_nodes:
                 wanted = (self.features, self.labels, *self.columns.values())
                 given = (*shape[:2], *columns.values())
                 raise SourceError(
                     f"{name}: graph {at} has features, labels, weights and features of edges in {given} columns, the "
                     f"first has {wanted}"
                 )
+            # Integers where all graphs have such: PyG's batches are of the type that holds all.
+            self.label_type = np.result_type(self.label_type, y.dtype)
+            for part, inputs in self.description.items():
+                for of_all, (one, count, whole) in zip(inputs, said[part], strict=False):
+                    if of_all[:2] != [one, count]:
+                        what = f"{one} of graph {at} has {count or 'no'} columns"
+                        raise SourceError(f"{name}: {what}, {of_all[0]} of the first has {of_all[1] or 'none'}")
+                    of_all[-1] &= whole
             self.sizes.append(int(data.num_nodes))
             self.others |= {*data.keys()}.difference((*_PASSED_ATTRIBUTES, *EDGE_DATA_NAMES, *self._beside))
             self.edges += edges
@@ -273,7 +282,7 @@ class _Graphs:
 
     def _describe_inputs(self, data: Any, at: int) -> dict[str, Any]:
         """Return a description of the nodes' and edges' inputs, in graphs like ``data``."""
-        edges = {name: self._array(data, name, at) for name in EDGE_DATA_NAMES if getattr(data, name, None) is not None}
+        edges = {name: self._array(data, name, at) for name in self._of_edges if getattr(data, name, None) is not None}
         return {INPUTS: inputs_of(self._inputs(data, at)), OF_EDGES: inputs_of(edges)}
 
     def _array(self, data: Any, name: str, at: int) -> AnyArray:
