@@ -333,3 +333,13 @@ def test_pyg_data_brings_its_own(tmp_path: Path) -> None:
     store = ooc.convert(data, tmp_path / "b.ooc")
     assert store.has_edge_weight and not store.num_edge_features
     np.testing.assert_array_equal(stored(store)[:, 0], numbers[:, 1])
+
+
+def test_numbers_beside_weights_are_a_column(tmp_path: Path) -> None:
+    arrays = random_arrays()
+    edges = arrays["edge_index"].shape[1]
+    weight, numbers = np.linspace(0.5, 1, edges), np.arange(float(edges))
+    store = ooc.convert(arrays | {"edge_weight": weight, "edge_attr": numbers}, tmp_path / "g.ooc", dtype="float64")
+    order = np.lexsort(arrays["edge_index"])
+    np.testing.assert_array_equal(store.edge_weight("in").read(), weight[order])
+    np.testing.assert_array_equal(store.edge_features("in").read(), numbers[order, None])

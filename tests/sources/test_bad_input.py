@@ -262,6 +262,7 @@ def test_features_too_large_for_the_dtype_are_refused(tmp_path: Path) -> None:
         ("nodes=9,edges=9,features=2,classes=2,train=0", "empty train split"),
         ("nodes=9,edges=9,features=2,classes=2,colour=3", "'colour' is unknown; known are nodes"),
         ("nodes=9,nodes=8,edges=9,features=2,classes=2", "'nodes' is given twice"),
+        ("nodes=90,edges=9,features=2,classes=2,types=2", "types is 1 or 3, the latter of directed graphs of 8 nodes"),
     ],
 )
 def test_wrong_synthetic_parameters_are_named(tmp_path: Path, text: str, message: str) -> None:

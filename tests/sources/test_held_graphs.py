@@ -260,6 +260,9 @@ class _OfTorchSparse:
     def coo(self) -> tuple[torch.Tensor, ...]:
         return *self._adj_t._indices(), self._adj_t._values()
 
+    def to_torch_sparse_csr_tensor(self) -> torch.Tensor:
+        return self._adj_t.to_sparse_csr()
+
 
 @pytest.mark.parametrize("kind", [lambda one: one, torch.Tensor.to_sparse_coo, _OfTorchSparse])
 def test_edges_may_be_given_as_a_matrix_of_targets_and_sources(kind: Callable[[Any], Any], tmp_path: Path) -> None:
@@ -279,9 +282,10 @@ def test_edges_may_be_given_as_a_matrix_of_targets_and_sources(kind: Callable[[A
     typed = ooc.convert(sparse, tmp_path / "h.ooc")
     assert typed.array("edges/author__writes__paper/in/indices").read().tolist() == [3, 0]
     assert not typed.types.weighted
-    sparse = Data(x=plain.x, y=plain.y, adj_t=kind(torch.eye(3).to_sparse_csr()))
+    sparse = Data(x=kind(plain.x.to_sparse_csr()), y=plain.y, adj_t=kind(torch.eye(3).to_sparse_csr()))
     loops = ooc.convert(sparse, tmp_path / "l.ooc")
     assert (loops.num_edges, "loops" in loops.source["adj_t"]) == (3, kind is not _OfTorchSparse)
+    np.testing.assert_array_equal(loops.array("x").read(), plain.x.numpy())
     hetero["paper", "cites", "paper"].adj_t = sparse.adj_t
     if kind is not _OfTorchSparse:
         with pytest.raises(SourceError, match="adj_t has self-loops, which layers like GCNConv count twice"):

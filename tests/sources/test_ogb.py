@@ -2,6 +2,7 @@
 """What is particular to ogb's, MAG240M's and IGB's files. That they convert to their graph: ``test_every_format``."""
 
 import gzip
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,8 @@ def test_nothing_in_a_split_dictionary_is_run(tmp_path: Path, legacy: bool) -> N
     _refused(made.source, tmp_path, "holds no dictionary of arrays")
     torch.save({"train": np.arange(3)}, path)
     _refused(made.source, tmp_path, "lacks one of train, valid, test")
+    os.truncate(path, (1 << 28) + 1)
+    _refused(made.source, tmp_path, "it is larger than such a file can be")
 
 
 @pytest.mark.parametrize(

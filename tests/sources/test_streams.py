@@ -34,6 +34,18 @@ def _read(blob: Blob) -> bytes:
     return read_exactly(blob.open(), blob.size, blob.name)
 
 
+def test_a_member_that_ends_before_its_length_is_damaged() -> None:
+    packed = bytearray(_zip({"text": _TEXT}, _DEFLATED))
+    for at in (22, packed.index(b"PK\x01\x02") + 24):  # in its header and in the directory
+        packed[at : at + 4] = (len(_TEXT) + 9).to_bytes(4, "little")
+    member = Archive(_blob(bytes(packed), "a.zip")).member("text")
+    assert member is not None and member.inside is not None
+    file = member.inside()
+    assert file.read(len(_TEXT)) == _TEXT
+    with pytest.raises(EOFError, match="it ends too early"):
+        file.read(9)
+
+
 @given(places=st.lists(st.integers(0, len(_TEXT)), max_size=80), method=st.sampled_from([_STORED, _DEFLATED]))
 @settings(max_examples=examples(30), deadline=None)
 def test_inside_of_a_member_any_place_is_gone_to(places: list[int], method: int) -> None:

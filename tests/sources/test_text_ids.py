@@ -110,6 +110,13 @@ def test_an_edge_list_of_numbers_finds_nodes_named_by_texts(tmp_path: Path) -> N
         ooc.convert(tmp_path / "e.txt", tmp_path / "h.ooc", features=tmp_path / "n.csv", labels=tmp_path / "n.csv")
 
 
+def test_numbers_past_64_bits_are_texts(tmp_path: Path) -> None:
+    (path := tmp_path / "e.jsonl").write_text(f'{{"src": 0, "dst": {2**63}}}\n{{"src": {2**63}, "dst": 5}}\n')
+    store = ooc.convert(path, tmp_path / "g.ooc", features="random:2", labels="random:2")
+    assert store.ids is not None and store.ids.tolist() == ["0", "5", str(2**63)]
+    assert edges_of(store).tolist() == [[2, 0], [1, 2]]
+
+
 def test_a_matrix_finds_nodes_named_by_texts(tmp_path: Path) -> None:
     (path := tmp_path / "m.mtx").write_text("%%MatrixMarket matrix coordinate integer general\n3 3 2\n1 2 5\n2 3 7\n")
     (nodes := tmp_path / "n.csv").write_text("id,f,y\na,1,0\n0,2,1\n2,3,0\n1,4,1\n")

@@ -69,6 +69,15 @@ def test_all_types_of_mag240m(authors: bool, tmp_path: Path) -> None:
     assert_same(ooc.convert(tmp_path / "packed.zip", tmp_path / "zip.ooc", types="all"), expected)
     with pytest.raises(OptionError, match="types 'some' is not one of papers, all"):
         ooc.convert(folder, tmp_path / "some.ooc", types="some")
+    counts = torch.load(folder / "meta.pt")
+    if authors:
+        torch.save(counts | {"author": 51}, folder / "meta.pt")
+        with pytest.raises(SourceError, match="has 50 rows for 51 nodes"):
+            ooc.convert(folder, tmp_path / "more.ooc", types="all")
+    del counts["author"]
+    torch.save(counts, folder / "meta.pt")
+    with pytest.raises(SourceError, match="does not count nodes of type 'author'"):
+        ooc.convert(folder, tmp_path / "uncounted.ooc", types="all")
 
 
 def test_all_types_of_igb(tmp_path: Path) -> None:
@@ -100,6 +109,31 @@ def test_a_folder_of_tables(tmp_path: Path) -> None:
     assert store.read_ids(3, 5, "field_of_study").tolist() == [3, 4]
     again = ooc.convert(folder, tmp_path / "again.ooc", columns=ROLES, symmetrize=True)
     assert again.types is not None and len(again.types.edges) == 5
+
+
+def test_folders_of_tables_that_are_no_graph_are_refused(tmp_path: Path) -> None:
+    folder = write_tables(academic(TABLES), tmp_path)
+    authors, writes = folder / "nodes" / "author.csv", folder / "edges" / "author__writes__paper.csv"
+    shutil.copy(authors, authors.with_suffix(".csv.zst"))
+    _refuse_tables(folder, tmp_path, r"author\.csv and .*author\.csv\.zst are tables of one type")
+    authors.with_suffix(".csv.zst").unlink()
+    _refuse_tables(
+        folder,
+        tmp_path,
+        "one table in .*nodes has to have labels, .*: author, paper has",
+        columns={"author.name": "label"},
+    )
+    writes.rename(writes.with_name("author__paper.csv"))
+    _refuse_tables(folder, tmp_path, r"author__paper\.csv is not called SOURCE__RELATION__TARGET")
+    shutil.rmtree(folder / "edges")
+    _refuse_tables(folder, tmp_path, "edges holds no table: CSV, Parquet or JSON lines", format="typed-tables")
+
+
+def _refuse_tables(
+    folder: Path, out: Path, told: str, *, columns: dict[str, str] | None = None, **options: Any
+) -> None:
+    with pytest.raises(SourceError, match=told):
+        ooc.convert(folder, out / "g.ooc", columns=ROLES | (columns or {}), **options)
 
 
 WRONG: dict[str, tuple[str, str, str, str]] = {

@@ -21,10 +21,13 @@ from torch_geometric.transforms import RandomLinkSplit
 
 import ooc
 from ooc.cli import main
+from ooc.conversion.held_out_links import HeldOut
 from ooc.engine.record import EpochRecord
 from ooc.kernels.dropout.rows import noise
 from ooc.model.layers.decoders import binary_cross_entropy
 from ooc.model.layers.links import LinkLosses
+from ooc.sources.reading import Request
+from ooc.sources.registry import open_source
 from ooc.storage.store import Store
 from ooc.train.embedding import LearntRows
 from ooc.train.links.metrics import LinkMetric
@@ -789,3 +792,14 @@ def test_splits_are_read_as_ogb_has_them(tmp_path: Path) -> None:
         torch.save({"source_node": edges[:, 0], "target_node": edges[:, 1], **own}, tmp_path / f"{split}.pt")
     found = ooc.Links.read(tmp_path)
     assert (found.test == edges.T).all() and (found.test_negatives == tails).all()
+
+
+def test_more_links_than_memory_has_room_for_are_refused(tmp_path: Path) -> None:
+    source = open_source(
+        "synthetic:nodes=900,edges=3000,features=2,classes=2",
+        format=None,
+        request=Request(split=None, budget_bytes=10**9),
+    )
+    with pytest.raises(ooc.BudgetError, match=r"holding out 2,650 links needs 254 KB"):
+        HeldOut.parse("0.3,0.2").write(source, tmp_path / "l.npz", undirected=False, block_edges=99, budget_bytes=1000)
+    assert list(tmp_path.iterdir()) == []
