@@ -43,12 +43,6 @@ class SparseRows:
         """Return the rows with values in ``dtype``."""
         return SparseRows(self.offsets_R1, self.columns_E, typed(self.values_E, dtype), self.width)
 
-    def first(self, rows: int) -> "SparseRows":
-        """Return the first ``rows`` rows, or all."""
-        offsets_R1 = self.offsets_R1[: rows + 1]
-        entries = int(offsets_R1[-1])
-        return SparseRows(offsets_R1, self.columns_E[:entries], self.values_E[:entries], self.width)
-
     def dense(self) -> Tensor:
         """Return the rows with their zeros [R, F], on any device."""
         out_RF = self.values_E.new_zeros(self.rows, self.width)

@@ -39,13 +39,6 @@ def first_rows(rows: Tensor, count: int) -> Tensor:
     return rows if rows.shape[0] <= count else rows[:count]
 
 
-def with_zeros(rows: Tensor, count: int) -> Tensor:
-    """Return ``count`` rows, with zeros after those there are."""
-    if rows.shape[0] >= count:
-        return rows
-    return F.pad(rows, [0, 0] * (rows.dim() - 1) + [0, count - rows.shape[0]])
-
-
 def pull(source_NW: Tensor, indices_E: Tensor, offsets_R1: Tensor, weight_E: Tensor | None = None) -> Tensor:
     """Return the sum of ``source_NW[indices_E[offsets[i]:offsets[i+1]]]`` for each of R rows, each times its weight [R,
     W].

@@ -191,25 +191,21 @@ class GradientRows(dict[Value, Tensor]):
         return self.pop(value), is_own
 
     def add(self, value: Value, part: Tensor, *, is_own: bool = False) -> None:
-        """Add ``part`` to the gradient of ``value``; the one with fewer rows counts as zero beyond them.
+        """Add ``part`` to the gradient of ``value``: of all rows of the tile, or of none, as active rows are whole
+        tiles.
 
         ``is_own``: no other tensor shares the memory of ``part``.
         """
-        rows, present = part.shape[0], self.get(value)
-        if not rows:
+        present = self.get(value)
+        if not part.shape[0]:
             return
         if present is None:
             self[value] = part
             if not is_own:
                 return
-        elif present.shape[0] == rows:
+        else:
             out = present if value in self.own else part if is_own else None
             self[value] = torch.add(present, part, out=out)
-        else:
-            longer, shorter = (present, part) if present.shape[0] > rows else (part, present)
-            total = longer.clone()
-            total[: shorter.shape[0]] += shorter
-            self[value] = total
         self.own.add(value)
 
 
@@ -259,7 +255,7 @@ def tile_backward(program: Program, stage: int) -> Callable[[GradientRows, Known
         height = tile.stop - tile.start
         out: Tensors = {}
         if isinstance(pulled, EdgeAggregate) and not isinstance(pulled, Opaque) and pulled.finds_upstream:
-            result = padded(gradients.get(pulled), pulled.groups * pulled.result, height).contiguous()
+            result = or_zeros(gradients.get(pulled), pulled.groups * pulled.result, height).contiguous()
             target = None if pulled.target is None else known[pulled.target]
             sums, d_target = pulled.upstream(result, known[pulled], target)
             out[names.of("dp", pulled)] = sums
@@ -272,13 +268,13 @@ def tile_backward(program: Program, stage: int) -> Callable[[GradientRows, Known
                 room = tile.room(name, found.shape[0]) if found.dim() == 2 else None
                 room = found if room is None and pulled in gradients.own and pulled not in passed_on else room
                 found = context.scaled(found, tile, pulled.scaling, room, after=True)
-            out[name] = padded(found, pulled.columns, height)
+            out[name] = or_zeros(found, pulled.columns, height)
         for value, (prior, name) in passed_on.items():
             if prior is not None:
                 gradients.add(value, shaped(tile.inputs[prior], value.tail))
-            out[name] = padded(gradients.get(value), value.columns, height)
+            out[name] = or_zeros(gradients.get(value), value.columns, height)
         if learnt is not None:
-            found = padded(gradients.get(learnt), learnt.columns, height)
+            found = or_zeros(gradients.get(learnt), learnt.columns, height)
             if stepped is not None:
                 return out | stepped(tile, found)
             out[embedding_gradient(learnt.space)] = found
@@ -286,13 +282,11 @@ def tile_backward(program: Program, stage: int) -> Callable[[GradientRows, Known
                 tile.squares = float(found.double().square().sum())
         return out
 
-    def padded(gradient: Tensor | None, columns: int, height: int) -> Tensor:
-        """Return the gradient as [height, columns], with zeros where it has no rows."""
+    def or_zeros(gradient: Tensor | None, columns: int, height: int) -> Tensor:
+        """Return the gradient as [height, columns], with zeros if there is none."""
         if gradient is None:
             return torch.zeros(height, columns, dtype=context.network.dtype, device=context.place)
-        rows_RC = shaped(gradient, (columns,))
-        rows = rows_RC.shape[0]
-        return rows_RC if rows == height else F.pad(rows_RC, (0, 0, 0, height - rows))
+        return shaped(gradient, (columns,))
 
     return backward
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ooc.kernels.tensors import first_rows, gradients_of
+from ooc.kernels.tensors import gradients_of
 from ooc.model.lowering.products import IN_FULL, Products
 from ooc.model.lowering.values import Gradients, Rows, Summed, Value
 
@@ -101,7 +101,7 @@ class Projection(Value):
         factor = multiply.rounded(gradient, rows.shared_gradient)
         found = Gradients([None])
         if source is not None and self.own_trains:
-            taken = first_rows(multiply.rounded(source, rows.shared_source), gradient.shape[0])
+            taken = multiply.rounded(source, rows.shared_source)
             found.parameters = self._of_parameters(multiply(factor.T, taken, kept_as), gradient)
             del taken
         del source  # its gradient is as large
@@ -145,7 +145,7 @@ class SparseProduct(Projection):
     def backward(self, gradient: Tensor, operands: list[Any], rows: Rows, out: Tensor | None = None) -> Gradients:
         if operands[0] is None or not self.own_trains:
             return Gradients([None])
-        columns_U, sums_UO = operands[0].first(len(gradient)).transposed_times(gradient)
+        columns_U, sums_UO = operands[0].transposed_times(gradient)
         size = self.source.columns, self.columns
         of_weight = torch.sparse_coo_tensor(columns_U[None], sums_UO, size, check_invariants=False, is_coalesced=True)
         return Gradients([None], self._of_parameters(of_weight, gradient))

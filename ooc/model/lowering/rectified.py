@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ooc.kernels.tensors import first_rows, pack, shaped, unpack, with_zeros
+from ooc.kernels.tensors import pack, shaped, unpack
 from ooc.model.lowering.values import Gradients, Rows, Value
 
 aten = torch.ops.aten
@@ -81,8 +81,7 @@ class Rectified(Value):
             source = result
         if source is None:
             assert signs is not None
-            source = self.signs.unpacked(first_rows(signs, gradient.shape[0]), gradient.dtype)
-        source = first_rows(source, gradient.shape[0])
+            source = self.signs.unpacked(signs, gradient.dtype)
         # What autograd calls; torch.where with a mask of bools took twenty times as long.
         backward, how = aten.threshold_backward, list[float]([0])
         if self.slope is not None:
@@ -119,7 +118,6 @@ class Sigmoidal(Value):
         """Return the gradient of the input. ``over``: write it over ``gradient``, which is not needed any more."""
         (result,) = operands
         assert result is not None
-        gradient = with_zeros(gradient, result.shape[0])  # torch rounds a tensor's last entries differently
         if over:
             return Gradients([self._backward.grad_input(gradient, result, grad_input=gradient)])
         return Gradients([self._backward.default(gradient, result)])
@@ -141,5 +139,4 @@ class ExponentialLinear(Value):
     def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
         (source,) = operands
         assert source is not None
-        gradient = with_zeros(gradient, source.shape[0])  # torch rounds a tensor's last entries differently
         return Gradients([torch.ops.aten.elu_backward.default(gradient, self.alpha, 1, 1, False, source)])

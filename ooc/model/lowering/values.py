@@ -10,7 +10,7 @@ needs for that (``needs``) is known beforehand: a linear map needs its input, fo
 nothing; any other function needs its inputs, to run again under autograd. So it is also known what must be kept between
 the two passes.
 
-Shapes: R rows at hand, I/O columns in and out. A gradient may have fewer rows than the tile; it is zero beyond them.
+Shapes: R rows at hand, I/O columns in and out. A gradient has all rows of the tile.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ooc.errors import ModelError
 from ooc.kernels.dropout.rows import dropped, keep_scale, noise
-from ooc.kernels.tensors import first_rows, gradients_of, shaped, with_zeros
+from ooc.kernels.tensors import gradients_of, shaped
 from ooc.model.graph import AnyScaling, RelationScaling, ends_of
 from ooc.model.lowering.products import SharedFactor
 from ooc.plan.workload import EdgeData
@@ -446,7 +446,7 @@ class Dropout(Value):
         scale = rows.tape.pop(self, None)
         if scale is None:
             scale = self._scale(gradient, rows)
-        return Gradients([dropped(gradient, first_rows(scale, gradient.shape[0]), self.p)])
+        return Gradients([dropped(gradient, scale, self.p)])
 
     def _scale(self, like: Tensor, rows: Rows) -> Tensor:
         flat = shaped(like, (self.columns,))
@@ -517,9 +517,9 @@ class Rowwise(Value):
         return output.detach()
 
     def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
-        """Return the gradients of the inputs for a gradient of the first rows."""
+        """Return the gradients of the inputs."""
         leaves, output = rows.tape.pop(self)
-        found = gradients_of([output], [*leaves, *self.parameters], [with_zeros(gradient, output.shape[0])])
+        found = gradients_of([output], [*leaves, *self.parameters], [gradient])
         of_parameters = zip(self.parameters, found[len(leaves) :], strict=True)
         gradients = Gradients([*found[: len(self.needs())], *[None] * len(self.moments)])
         gradients.parameters += [(parameter, part) for parameter, part in of_parameters if part is not None]
