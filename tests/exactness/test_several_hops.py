@@ -162,7 +162,7 @@ CASES = {
     "GatedGraphConv": CustomCase(make=Gated),
     "EGConv": twice(lambda i, o: EGConv(i, o, num_heads=2, num_bases=3)),
     "EGConv, several": twice(
-        lambda i, o: EGConv(i, o, num_heads=2, aggregators=["symnorm", "std", "min"], add_self_loops=False)
+        lambda i, o: EGConv(i, o, num_heads=2, aggregators=["symnorm", "std", "min", "mean"], add_self_loops=False)
     ),
     "EGConv as it is": twice(lambda i, o: EGConv(i, o, num_heads=2, num_bases=2, aggregators=["std", "symnorm"])),
     "GENConv with batch norm": twice(lambda i, o: GENConv(i, o, learn_t=True)),
@@ -174,6 +174,9 @@ CASES = {
     "ClusterGCNConv": twice(ClusterGCNConv),
     "ClusterGCNConv as it is": twice(lambda i, o: ClusterGCNConv(i, o, diag_lambda=0.3)),
     "sums": CustomCase(make=Sums),
+    "ARMAConv, an activation across columns": twice(
+        lambda i, o: ARMAConv(i, o, num_stacks=2, act=nn.Sequential(nn.LayerNorm(o), nn.Softmax(dim=-1)))
+    ),
 }
 IN_LEAST_MEMORY = ("LGConv", "ChebConv", "MixHopConv", "GatedGraphConv", "HypergraphConv")
 

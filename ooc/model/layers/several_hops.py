@@ -97,6 +97,12 @@ def lower_arma(conv: Any, call: Call) -> Value:
     """Lower ARMAConv, with the stacks side by side."""
     assembly, x, scaling = call.assembly, call.matrix("x"), gcn_scaling(conv, call)
     stacks, bias, out = conv.num_stacks, conv.bias, x
+
+    def of_stacks(rows_RC: Tensor) -> Tensor:
+        """Apply the activation to [K, R, O], as PyG does: it may look across columns, or write in place."""
+        activated: Tensor = conv.act(rows_RC.view(len(rows_RC), stacks, -1).movedim(1, 0).clone())
+        return activated.movedim(0, 1).flatten(1)
+
     for layer in range(conv.num_layers):
         place = 0 if conv.shared_weights else layer
         if layer == 0:
@@ -108,10 +114,11 @@ def lower_arma(conv: Any, call: Call) -> Value:
         total = assembly.sum([(1.0, call.aggregate(out, scaling)), (1.0, root)])
         if bias is not None:
             total = assembly.rowwise(call.where, lambda rows, k=place: rows + bias[k].flatten(), [total], (bias,))
-        if isinstance(conv.act, nn.Module):
+        if type(conv.act) is nn.ReLU:
             total = call.apply(conv.act, total)
         elif conv.act is not None:
-            total = assembly.rowwise(call.where, conv.act, [total])
+            parameters = tuple(conv.act.parameters()) if isinstance(conv.act, nn.Module) else ()
+            total = assembly.rowwise(call.where, of_stacks, [total], parameters)
         out = total
     if stacks == 1:
         return out
