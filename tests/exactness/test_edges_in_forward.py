@@ -226,7 +226,10 @@ def matrices(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
     edge_index, weight = gcn_norm(edge_index, e[:, 0].abs(), x.size(0), add_self_loops=False, dtype=x.dtype)
     row, col = edge_index
     matrix = torch.sparse_coo_tensor(torch.stack([col, row]), weight, (x.size(0), x.size(0))).coalesce()
-    return torch.sparse.mm(matrix, matrix @ x.tanh()) + torch.spmm(matrix.t(), x) / torch.tensor(x.shape[1]).sqrt()
+    for turned in (edge_index.flip(0), edge_index[[1, 0]]):
+        same = torch.sparse_coo_tensor(turned, weight, (x.size(0), x.size(0))).to(x.dtype)
+        x = x + torch.spmm(same.t(), x) / torch.tensor(x.shape[1]).sqrt()
+    return torch.sparse.mm(matrix, matrix @ x.tanh())
 
 
 def no_edges_dropped(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
@@ -362,6 +365,15 @@ def matrix_of_known_size(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> 
     return torch.sparse_coo_tensor(edge_index, e[:, 0], (48, 48)) @ x
 
 
+def power_of_a_matrix(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    matrix = torch.sparse_coo_tensor(edge_index, e[:, 0], (x.size(0), x.size(0)))
+    return (matrix @ matrix) @ x
+
+
+def sum_of_a_matrix(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    return x * torch.sparse.sum(torch.sparse_coo_tensor(edge_index, e[:, 0], (x.size(0), x.size(0))))
+
+
 def matrix_for_a_layer(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
     return net.sage(x, torch.sparse_coo_tensor(edge_index, e[:, 0], (x.size(0), x.size(0))))  # type: ignore[no-any-return]
 
@@ -369,6 +381,8 @@ def matrix_for_a_layer(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Te
 REFUSED: dict[Forward, tuple[str, ...]] = {
     product: ("mm takes the edges for a matrix; its product with rows is SimpleConv(aggr='sum')",),
     matrix_of_known_size: ("sparse_coo_tensor takes the edges for a matrix", "(x.size(0), x.size(0))"),
+    power_of_a_matrix: ("a product with something else than a matrix of rows is not supported",),
+    sum_of_a_matrix: ("sparse_sum is not supported",),
     matrix_for_a_layer: ("a layer that is given it", "layers take edge_index and edge_weight"),
     dropped: ("dropout of what edges carry", "line"),
     noise: ("rand_like: dropout of what edges carry",),

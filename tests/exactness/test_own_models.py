@@ -269,6 +269,7 @@ class InTurns(nn.Module):
             x = x / x.norm(dim=1, keepdim=True).clamp(min=1e-6)
         x = F.leaky_relu(input=self.first(x, edge_index), negative_slope=0.1, inplace=True)
         x = F.linear(input=x, weight=self.rows.weight, bias=self.rows.bias)
+        x = F.linear(x, self.rows.weight, self.rows.bias.exp())
         x = torch.cat((*x.chunk(2, dim=1),)[::-1], dim=1).reshape(*x.shape)
         several = [x, x.tanh(), torch.stack([-column for column in x.unbind(1)], dim=1)]
         together = sum(part * rows for part, rows in zip(self.parts.softmax(0), several, strict=True))

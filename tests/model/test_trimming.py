@@ -29,7 +29,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> ooc.Store:
 
 
 class _Own(nn.Module):
-    """Branches of different depth, parts, shapes that are asked for, a tensor of forward's own, a layer of its own."""
+    """Branches of different depth, parts, stacked matrices, shapes that are asked for, a tensor and a layer of its
+    own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +43,10 @@ class _Own(nn.Module):
         left, right = self.blocks[0](h).chunk(2, dim=-1)
         h = self.second(h, edge_index, edge_attr).view(x.size(0), 2, 4) * torch.tensor([[1.0], [2.0]])
         h = h.reshape(h.size(0), 8) + torch.cat([left, right], dim=-1)
-        h = torch.cat([self.third(h, edge_index), left], dim=1)
+        stacked = torch.stack([h, left.repeat(1, 2)])
+        h = self.third(stacked.mean(dim=0), edge_index)
+        h = torch.where(stacked[:, :, :1] > 0, stacked * h, stacked).sum(dim=0).view(h.shape)
+        h = torch.cat([h, left], dim=1)
         out: Tensor = self.last(h, edge_index) + F.silu(left)
         return out
 

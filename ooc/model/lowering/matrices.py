@@ -2,7 +2,7 @@
 """Sparse matrices that a model makes of its edges; in a trace, products with them become sums over edges."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,10 +80,16 @@ def matrix_of_edges(
     return EdgeMatrix(*_edge_ends(indices), values)
 
 
+def swaps_ends(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a call on edges [2, E] gives them with their ends swapped."""
+    flips = target in ("flip", torch.flip) and tree_leaves(kwargs.get("dims", args[1:])) in ([0], [-2])
+    return flips or (target is operator.getitem and args[1] == [1, 0])
+
+
 def _edge_ends(indices: Any) -> tuple[Any, Any]:
     """Return the two rows of an index, as they were before a stack or a flip."""
     node = indices.node
-    if node.target in ("flip", torch.flip):
+    if swaps_ends(node.target, node.args, node.kwargs):
         rows, columns = _edge_ends(indices.tracer.proxy(node.args[0]))
         return columns, rows
     if node.target is torch.stack and len(node.args) == 1 and not node.kwargs.get("dim"):

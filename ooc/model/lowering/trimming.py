@@ -18,7 +18,7 @@ from torch_geometric.nn import GATv2Conv, GINConv, GINEConv, GraphConv, SAGEConv
 from ooc.model.layers.layer import EdgeInput, Graph
 from ooc.model.layers.propagation import EdgeCall
 from ooc.model.lowering.calls.rowwise import ARITHMETIC
-from ooc.model.lowering.calls.stand_ins import Free, OneBatch, OneGraph, Parts
+from ooc.model.lowering.calls.stand_ins import Free, OneBatch, OneGraph, Parts, Stacked
 from ooc.model.lowering.network import EVERYWHERE, Network, hops
 from ooc.model.lowering.symbolic import replaced_functions
 from ooc.model.lowering.values import Codes, RowCount, Value
@@ -147,6 +147,8 @@ class _TrimmedRun(fx.Interpreter):
 
         def given(source: fx.Node) -> Any:
             what, found = plan.known.get(source), self.env[source]
+            if isinstance(what, Stacked) or (isinstance(what, Parts) and isinstance(found, Tensor)):  # truth values
+                return found.movedim(what.at, 0)[:rows].movedim(0, what.at)
             if isinstance(what, Value | Codes | OneGraph):
                 return found[:rows]
             if isinstance(what, Graph):
@@ -154,8 +156,6 @@ class _TrimmedRun(fx.Interpreter):
             if isinstance(what, EdgeInput | EdgeCall):
                 whole = isinstance(plan.known.get(n), EdgeInput | EdgeCall)  # slices of columns, for unknown edges
                 return found if found is None or whole else found[:edges]
-            if isinstance(what, Parts) and isinstance(found, Tensor):  # booleans
-                return found[:rows]
             return _with_row_count(what, found, rows)
 
         args, kwargs = map_arg((n.args, n.kwargs), given)

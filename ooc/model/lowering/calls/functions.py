@@ -138,8 +138,11 @@ class Functions:
     def _map_linearly(self, call: Call) -> Any:
         if not isinstance(call.args[0], Value):
             return _ORDINARY
-        weight, bias = (lambda input, weight, bias=None: map(parameter_of, (weight, bias)))(*call.args, **call.kwargs)
-        return self.linear(call.args[0], weight, bias, call.name) if isinstance(weight, nn.Parameter) else _ORDINARY
+        given = dict(zip(("weight", "bias"), call.args[1:], strict=False)) | call.kwargs
+        of_weight, of_bias = parameter_of(given.get("weight")), parameter_of(given.get("bias"))
+        if of_weight is None or (of_bias is None) != (given.get("bias") is None):
+            return _ORDINARY
+        return self.linear(call.args[0], of_weight, of_bias, call.name)
 
     def _assign(self, call: Call) -> Any:
         self._check_assigned(*call.args)
@@ -244,7 +247,7 @@ class Functions:
     def linear(self, source: Value, weight: Any, bias: Any, where: str) -> Value:
         """Return ``F.linear`` of rows by a parameter."""
         if not isinstance(weight, nn.Parameter) or not (bias is None or isinstance(bias, nn.Parameter)):
-            raise ModelError(f"{where}: its weight is computed from others, which is not supported")
+            raise ModelError(f"{where}: its weight or bias is no parameter; F.linear takes any")
         if len(source.tail) != 1:
             parameters = (weight,) if bias is None else (weight, bias)
             return self._assembly.rowwise(where, lambda x: F.linear(x, weight, bias), [source], parameters, heavy=True)
@@ -315,7 +318,9 @@ class Functions:
         )
         if not values:
             made = None if computed or of_module else evaluate({})
-            return Free(**vars(found)) if made is None or isinstance(made, Tensor) else made
+            if made is not None and not isinstance(made, Tensor):
+                return made
+            return Free(name=name, evaluate=evaluate, parameters=found.parameters, moments=found.moments)
         summed = self._sum(target, args, kwargs)
         if summed is not None:
             return summed
@@ -349,7 +354,7 @@ class Functions:
                 return of.function(*rows, *sums).movedim(at, 0).to(self._assembly.setting.dtype)
 
             self._assembly.tried(of.name, truths, of.inputs)
-        return of
+        return replace(of, at=at)
 
     @torch.no_grad()
     def _try_on_rows(self, of: Parts, rows: int) -> Any:

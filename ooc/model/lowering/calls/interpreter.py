@@ -44,6 +44,7 @@ from ooc.model.lowering.assembly import Assembly, first_line
 from ooc.model.lowering.calls.functions import Call, Functions
 from ooc.model.lowering.calls.rowwise import IN_PLACE, OF_SEVERAL, ROWWISE_MODULES, VIEWS, assigned
 from ooc.model.lowering.calls.stand_ins import Computed, Free, Known, OneBatch, OneGraph, Stacked, leaves_of
+from ooc.model.lowering.matrices import swaps_ends
 from ooc.model.lowering.norms import NORMS, lower_hetero_batch_norm, lower_norm
 from ooc.model.lowering.plain_forwards import GLOBAL_ATTENTIONS, lower_global_attention
 from ooc.model.lowering.symbolic import (
@@ -576,8 +577,7 @@ def _dropout_inside(module: nn.Module) -> float:
 def _same_edges(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Graph | None:
     """Return all edges as a call gives them, with their ends as they are or swapped; None for any other call."""
     if args and isinstance(args[0], Graph):
-        flips = target in ("flip", torch.flip) and leaves_of(kwargs.get("dims", args[1:])) in ([0], [-2])
-        if flips or (target is operator.getitem and args[1] == [1, 0]):
+        if swaps_ends(target, args, kwargs):
             return replace(args[0], flipped=not args[0].flipped)
         if target in ("long", "contiguous", "clone") and len(args) == 1:
             return args[0]

@@ -70,8 +70,13 @@ class Stacked:
     at: int = 1
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Parts(Computed):
-    """Several results of one function of rows, or truth values, which are not kept by themselves."""
+    """Several results of one function of rows, or truth values, which are not kept by themselves.
+
+    ``at``: the dimension of rows, if it is one tensor."""
+
+    at: int = 0
 
 
 ROW_RESULTS = (Value, Stacked, Codes, OneBatch, OneGraph, Parts, RowCount)
