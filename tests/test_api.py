@@ -32,6 +32,11 @@ def test_what_there_is_shows_and_loads() -> None:
     assert ooc.BudgetError is errors.BudgetError
 
 
+def test_messages_of_damaged_files_stay_readable() -> None:
+    assert str(ooc.StoreError("a" * 900)) == "a" * 900
+    assert str(ooc.StoreError("a" * 9000 + "b" * 9000)) == f"{'a' * 800} […] {'b' * 400}"
+
+
 def test_importing_its_modules_hides_no_name() -> None:
     for module in ("ooc.conversion.conversion", "ooc.sources.names", "ooc.train.trainer", "ooc.storage.store"):
         importlib.import_module(module)

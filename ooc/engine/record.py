@@ -99,12 +99,6 @@ class EpochRecord:
     received_bytes: int = 0
     exchange_wait_s: float = 0.0
 
-    @property
-    def bound(self) -> str:
-        """Return what the epoch waited for: ``"ssd"`` if computing waited longer for the SSD than the SSD for
-        computing."""
-        return "ssd" if self.io_wait_s > max(0.0, self.time_s - self.io_busy_s) else "compute"
-
     def scored(self, scores: Mapping[str, float | None], *, eval_s: float = 0.0, wait_s: float = 0.0) -> "EpochRecord":
         """Return this record with the ``scores`` ``train_score``, …, and what a separate evaluation took, if there was
         one."""

@@ -74,9 +74,7 @@ class Session:
         return self._runtime
 
     def start(self) -> None:
-        """Allocate arenas and files and compute the first aggregation, unless that was done already."""
-        if self._runtime is not None:
-            return
+        """Allocate arenas and files and compute the first aggregation."""
         prepared = self._prepared
         # Let glibc keep what tiles' temporaries free: to hand it back and fault it in again for every tile costs more
         # than the arithmetic (first touch of 4 KiB pages runs at 0.4 GB/s). What is larger than 16 MiB goes back at

@@ -133,12 +133,10 @@ class Sums:
         return self.made(self.sums.cpu().numpy())
 
 
-def _mean(sums_2: npt.NDArray[Any], *, root: bool = False) -> float | None:
+def _mean(sums_2: npt.NDArray[Any], *, root: bool = False) -> float:
     """Return the mean from the number of rows or entries and the sum over them (hits, absolute errors); ``root``: the
-    root of the mean of squared errors."""
+    root of the mean of squared errors. Rows of a split have some label each."""
     count, total = sums_2.tolist()
-    if not count:
-        return None
     return math.sqrt(total / count) if root else float(total / count)
 
 

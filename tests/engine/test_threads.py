@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ooc.engine.workers import WorkerPool
+from ooc.engine.workers import OrderedPipeline, WorkerPool
 from tests.exactness.comparison import make_trainer, store_of
 from tests.exactness.reference import ModelCase
 from tests.examples import thorough
@@ -28,6 +28,17 @@ def test_threads_change_nothing(kind: str, tmp_path: Path) -> None:
     for losses, weights in results[1:]:
         assert losses == results[0][0]
         assert all(torch.equal(one, other) for one, other in zip(weights, results[0][1], strict=True))
+
+
+def test_an_error_of_a_task_is_raised_in_its_turn() -> None:
+    """What comes before it is reduced; what comes after it is left out."""
+    pool, reduced = WorkerPool(2), list[float]()
+    with pytest.raises(ZeroDivisionError), OrderedPipeline(pool, lambda x: 6 / x, reduced.append) as tasks:
+        for step, number in enumerate((3, 2, 0, 1)):
+            tasks.put(step, number)
+        tasks.drain()
+    pool.close()
+    assert reduced == [2, 3]
 
 
 def test_short_passes_are_tried_either_way() -> None:

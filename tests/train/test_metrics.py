@@ -147,7 +147,12 @@ def test_every_split_is_scored_by_the_definition(labels: str, metric: Metric, tm
 
 
 @pytest.mark.parametrize(
-    ("labels", "metric"), [("values", "mae"), ("values", "r2"), ("multilabel", "roc-auc"), ("two classes", "roc-auc")]
+    ("labels", "metric"),
+    [
+        *(("values", metric) for metric in ("mae", "r2")),
+        ("multilabel", "roc-auc"),
+        *(("two classes", metric) for metric in ("roc-auc", "average-precision")),
+    ],
 )
 def test_outputs_that_are_no_numbers_have_no_score(labels: str, metric: str, tmp_path: Path) -> None:
     """And no epoch is the best by it. An error of NaN ended a run that was to go on, as JSON has none."""
