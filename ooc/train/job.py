@@ -20,7 +20,7 @@ import torch
 from ooc.engine.exchange import Exchange
 from ooc.engine.first_aggregation import find_aggregation
 from ooc.engine.session import Prepared
-from ooc.errors import BudgetError, ModelError
+from ooc.errors import BudgetError, OptionError
 from ooc.model.graph import LAPLACIANS, ActiveRows, GraphRows, load_rows, rows_nbytes
 from ooc.model.lowering.network import Network
 from ooc.plan import Hardware, Limits, Plan, Workload
@@ -101,8 +101,8 @@ class Job:
         self._spill_dtype = spill_dtype(resources, network)
         laplacian = bool(set(LAPLACIANS) & set(network.scalings))
         if self._spill_dtype != network.dtype and laplacian and store.num_self_loops:
-            raise ModelError(
-                "ChebConv on a graph with self-loops keeps intermediates in its own type; give no spill_dtype"
+            raise OptionError(
+                "ChebConv on a graph with self-loops keeps intermediates in its own type; leave out the spill dtype"
             )
         self._fixed_host_bytes = self.extra_host_bytes + rows_nbytes(
             store, network.scalings, network.dtype.itemsize, on_device=resources.on_device

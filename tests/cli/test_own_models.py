@@ -24,7 +24,7 @@ from tests.graphs import GraphCase, many_graphs, random_data
 NET = """
 import warnings
 from torch import nn
-from torch_geometric.nn import GCNConv, SAGEConv
+from torch_geometric.nn import ChebConv, GCNConv, SAGEConv
 from widths import WIDTH
 
 
@@ -60,6 +60,15 @@ def nothing():
 
 def clumsy(in_channels):
     raise KeyError("width")
+
+
+class Chebyshev(nn.Module):
+    def __init__(self, in_channels, out_channels, hidden_channels=8):
+        super().__init__()
+        self.conv = ChebConv(in_channels, out_channels, 2)
+
+    def forward(self, x, edge_index):
+        return self.conv(x, edge_index)
 
 
 class Told(nn.Module):
@@ -216,3 +225,14 @@ def test_it_is_planned_for(run: RunCommand, net: Path, graph: Path) -> None:
     code, out, err = run("plan", graph, "--model", f"{net}:Net", "--hidden", "8", "--no-advice", "--json")
     assert code == 0, err
     assert json.loads(out)["epoch_s"] > 0
+
+
+def test_advice_leaves_out_what_a_model_has_not(run: RunCommand, net: Path, tmp_path: Path) -> None:
+    """Spills in a narrower type, of attention, and of ChebConv where there are self-loops."""
+    store = ooc.convert(random_data(GraphCase(self_loops=9), dtype=torch.float32), tmp_path / "g.ooc").path
+    for model in ("gat", f"{net}:Chebyshev"):
+        code, out, err = run("plan", store, "--model", model, "--hidden", "8", "--memory", "64M", "--json")
+        assert code == 0, err
+        assert [change["name"] for change in json.loads(out)["changes"]] == ["twice the memory", "a disk twice as fast"]
+    code, _, err = run("plan", store, "--model", f"{net}:Chebyshev", "--spill-dtype", "bfloat16")
+    assert code == 2 and "keeps intermediates in its own type; leave out the spill dtype\n" in err

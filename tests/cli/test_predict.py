@@ -179,6 +179,26 @@ def test_what_cannot_be_done_is_said_in_one_line(
     assert sorted(here.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"num_features": None}, "r says of its store that it had [None, 2, 0, 0] features, classes, edge_features"),
+        ({"node_types": {"a": 1}}, "r says of its store types of nodes and edges that are none"),
+        (None, "r does not say how many features and classes its store had"),
+    ],
+)
+def test_a_run_that_tells_nothing_of_its_store_has_no_model(
+    facts: dict[str, Any] | None, message: str, run: RunCommand, trained: Path
+) -> None:
+    config = json.loads((trained / "config.json").read_text())
+    config["store_facts"] = None if facts is None else config["store_facts"] | facts
+    (trained / "config.json").write_text(json.dumps(config))
+    code, _, err = run("export", trained, "m.pt")
+    assert code == 2 and message in err and err.count("\n") == 1
+    code, _, err = run("export", trained, "m.pt", "--model", "gcn.py:Net")
+    assert code == 2 and f"--model says where a model of your own is; {trained} has gcn\n" in err
+
+
 def test_a_run_without_an_epoch_has_no_weights(run: RunCommand, trained: Path, here: Path) -> None:
     """Its folder may be there all the same."""
     for name in ("best.pt", "checkpoint.pt"):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCNConv, GENConv, GINEConv, TransformerConv
 
+import ooc
 from ooc.errors import ModelError
 from ooc.plan.layout.passes import ColumnPass
 from ooc.train.prediction import Prediction
@@ -162,6 +163,16 @@ def test_float32(name: str, tmp_path: Path) -> None:
     """Single precision, to 1e-4."""
     data = random_data(ROUGH, dtype=torch.float32)
     assert_agrees(MODELS[name], data, tmp_path, dtype=torch.float32, make_optimizer=smooth_adam, epochs=EPOCHS)
+
+
+@pytest.mark.parametrize("name", ["GAT", "GINE"])
+def test_half_precision_is_of_the_store_alone(name: str, tmp_path: Path) -> None:
+    """Features of nodes and edges kept in float16 are computed with in the model's type."""
+    data = random_data(ROUGH)
+    data.x, data.edge_attr = data.x.half().double(), data.edge_attr.half().double()
+    store = ooc.convert(data, tmp_path / "g.ooc", dtype="float16")
+    assert store.edge_features("in").dtype == "float16"
+    assert_agrees(MODELS[name], data, tmp_path, epochs=EPOCHS, store=store, slab_columns=1)
 
 
 @pytest.mark.thorough("GATv2")

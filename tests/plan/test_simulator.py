@@ -32,6 +32,16 @@ def planned(device_bytes: int, work: Workload = WORK) -> Plan:
         return make_plan(work, Limits(1 << 26, 1 << 20))
 
 
+def test_an_optimizers_state_is_read_and_written_after_the_passes() -> None:
+    plan, state_bytes = planned(64 << 20), 10**9
+    kept = replace(plan, state_bytes=state_bytes)
+    before, after = (simulate(one, WORK, with_disk(2e9, 1e9, 2e9)) for one in (plan, kept))
+    assert after.epoch_s == pytest.approx(before.epoch_s + 2 * state_bytes / 2e9)
+    for way in (Resource.SSD_READ, Resource.SSD_WRITE):
+        assert after.moved_bytes[way] == before.moved_bytes.get(way, 0) + state_bytes
+    assert simulate(kept, WORK, UNMEASURED, "evaluate") == simulate(plan, WORK, UNMEASURED, "evaluate")
+
+
 @settings(max_examples=examples(8), deadline=None)
 @given(
     device_bytes=st.integers(8 << 20, 128 << 20),

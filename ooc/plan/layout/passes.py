@@ -279,11 +279,9 @@ def streaming_memory(item: Pass, matrices: Mapping[str, MatrixPlan]) -> dict[str
     return needed
 
 
-def passes_using(passes: Sequence[Pass], name: str) -> list[int]:
+def passes_using(passes: Passes, name: str) -> list[int]:
     """Return the indices of the passes that read or write matrix ``name``."""
-    if isinstance(passes, Passes):
-        return passes.users.get(name, [])
-    return [step.index for step in passes if name in step.reads or name in step.stores]
+    return passes.users.get(name, [])
 
 
 def pulled_by(name: str, passes: Sequence[Pass]) -> list[EdgesKey]:
@@ -292,7 +290,7 @@ def pulled_by(name: str, passes: Sequence[Pass]) -> list[EdgesKey]:
     return [*dict.fromkeys(found)]
 
 
-def direct_slabs(passes: Sequence[Pass], column_pass: ColumnPass) -> int:
+def direct_slabs(passes: Passes, column_pass: ColumnPass) -> int:
     """Return how many slabs are computed right into the slab buffers by the pass that writes the column pass's
     source."""
     if not column_pass.direct:
@@ -339,9 +337,7 @@ def matching_columns(own: Grid, source: Grid, slab: int) -> range:
     return range(*(column * own.columns // source.columns for column in at))
 
 
-def sharded_memory(
-    item: ColumnPass, passes: Sequence[Pass], matrices: Mapping[str, MatrixPlan], share: Share
-) -> ShardedMemory:
+def sharded_memory(item: ColumnPass, passes: Passes, matrices: Mapping[str, MatrixPlan], share: Share) -> ShardedMemory:
     """Return the memory region of ``item``, which is the same in all processes."""
     places, end, source = dict[str, ShardedPlace](), 0, matrices[item.pull.source]
     targets = max(len(share.of(rank, item.space, item.rows)) for rank in range(share.count))
@@ -360,16 +356,14 @@ def sharded_memory(
     return ShardedMemory(places, end, end + pulled)
 
 
-def slabs_nbytes(
-    item: ColumnPass, passes: Sequence[Pass], matrices: Mapping[str, MatrixPlan], share: Share | None
-) -> int:
+def slabs_nbytes(item: ColumnPass, passes: Passes, matrices: Mapping[str, MatrixPlan], share: Share | None) -> int:
     """Return the bytes of the memory region of a column pass."""
     if item.processes > 1 and share is not None:
         return sharded_memory(item, passes, matrices, share).nbytes
     return item.slab_buffers * matrices[item.pull.source].slab_stride()
 
 
-def sharded_rows(item: ColumnPass, passes: Sequence[Pass], planned: MatrixPlan, share: Share, rank: int) -> range:
+def sharded_rows(item: ColumnPass, passes: Passes, planned: MatrixPlan, share: Share, rank: int) -> range:
     """Return the rows of the source, or of own rows, that process ``rank`` has in the buffers of sharded slabs: its own
     rows, and if blocks are read into the buffers, all rows of these blocks."""
     grid = planned.grid
@@ -380,7 +374,7 @@ def sharded_rows(item: ColumnPass, passes: Sequence[Pass], planned: MatrixPlan, 
     return range(blocks.start * grid.block_rows, min(grid.rows, blocks.stop * grid.block_rows)) if own else own
 
 
-def stored_slabs(name: str, index: int, matrices: Mapping[str, MatrixPlan], passes: Sequence[Pass]) -> range:
+def stored_slabs(name: str, index: int, matrices: Mapping[str, MatrixPlan], passes: Passes) -> range:
     """Return the slabs of matrix ``name`` that row pass ``index`` computes into frames. Slabs that only a column pass
     reads need none if they are computed right into its slab buffers. Of pulled rows, only the last slab is left."""
     grid, writer = matrices[name].grid, passes[index]

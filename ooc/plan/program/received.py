@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ooc.plan.layout.passes import ColumnPass, MatrixPlan, Pass, RowPass, direct_slabs, pulled_by, sweeps_of
+from ooc.plan.layout.passes import ColumnPass, MatrixPlan, Pass, Passes, RowPass, direct_slabs, pulled_by, sweeps_of
 from ooc.plan.workload import EdgesKey, Pull, Share, Topology, sharded_widths
 
 _MOST_PARTS = 8
@@ -52,7 +52,7 @@ class Forms(NamedTuple):
 class Receiver:
     """What the process with ``share`` receives while it computes ``passes``."""
 
-    passes: Sequence[Pass]
+    passes: Passes
     matrices: Mapping[str, MatrixPlan]
     topologies: Mapping[EdgesKey, Topology]
     share: Share
@@ -163,13 +163,13 @@ def written_rows(pull: Pull, passes: Sequence[Pass]) -> int:
     return max(one.rows for one in passes if pull.source in one.stores)
 
 
-def sharded_by(item: Pass, passes: Sequence[Pass]) -> list[ColumnPass]:
+def sharded_by(item: Pass, passes: Passes) -> list[ColumnPass]:
     """Return the column passes with sharded slabs that ``item`` computes right into their buffers."""
     found = (one for one in passes[item.index + 1 :] if isinstance(one, ColumnPass) and one.processes > 1)
     return [one for one in found if one.pull.source in item.stores and direct_slabs(passes, one)]
 
 
-def sent_parts_of(item: RowPass, passes: Sequence[Pass], matrices: Mapping[str, MatrixPlan]) -> int:
+def sent_parts_of(item: RowPass, passes: Passes, matrices: Mapping[str, MatrixPlan]) -> int:
     """Return in how many parts the processes send what a row pass computes while it runs: matrices whole in memory, and
     sharded slabs, of which each process receives one."""
     nbytes = 0

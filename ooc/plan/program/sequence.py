@@ -304,7 +304,7 @@ def _row_uses(
 
 
 def _column_uses(
-    item: ColumnPass, first: int, passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
+    item: ColumnPass, first: int, passes: Passes, layout: Layout, workload: Workload, blocks: BlockTable
 ) -> Iterator[_SweepUses]:
     """Yield the steps of a column pass and its uses of blocks, sweep by sweep. A slab that is left to the row pass is
     copied with that pass's first step."""
@@ -354,7 +354,7 @@ def _pieces(step: Step, item: ColumnPass, workload: Workload) -> list[Step]:
 
 
 def _sharded_uses(
-    item: ColumnPass, first: int, passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
+    item: ColumnPass, first: int, passes: Passes, layout: Layout, workload: Workload, blocks: BlockTable
 ) -> _SweepUses:
     """Return the steps and uses of a pass with sharded slabs. Each slab of this process is pulled for everyone's rows,
     its own last; with those, the rows of all slabs are stored."""
@@ -391,7 +391,7 @@ def brought_blocks(item: ColumnPass, matrices: Mapping[str, MatrixPlan], share: 
             yield from ((name, slab * planned.grid.blocks + block) for slab in range(planned.grid.slabs))
 
 
-def _written_blocks(item: ColumnPass, passes: Sequence[Pass], layout: Layout, workload: Workload) -> range:
+def _written_blocks(item: ColumnPass, passes: Passes, layout: Layout, workload: Workload) -> range:
     """Return the row blocks of a column pass's source that hold rows of this process."""
     source = layout.matrices[item.pull.source]
     rows = next((one.rows for one in passes if item.pull.source in one.stores), source.grid.rows)
