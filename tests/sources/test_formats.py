@@ -83,7 +83,16 @@ def test_gnn_benchmarks_own_names_are_read(tmp_path: Path) -> None:
         for name, matrix in (("adj", adjacency), ("attr", x))
         for part in ("data", "indices", "indptr", "shape")
     }
-    np.savez(tmp_path / "a.npz", labels=np.arange(30) % 3, **parts)
+    parts |= {"labels": np.arange(30) % 3, "num_nodes": np.array(30)}
+    for wrong, said in (
+        ({"attr_data": parts["attr_data"] * np.nan}, "b: attr_data holds NaN or infinity"),
+        ({"adj_indptr": parts["adj_indptr"][:-1]}, "b: adj_indptr and adj_indices are no CSR matrix"),
+        ({"num_nodes": np.array(31)}, "b: x has 30 rows for 31 nodes"),
+    ):
+        np.savez(tmp_path / "b.npz", **parts | wrong)
+        with pytest.raises(SourceError, match=said):
+            ooc.convert(tmp_path / "b.npz", tmp_path / "b.ooc")
+    np.savez(tmp_path / "a.npz", **parts)
     store = ooc.convert(tmp_path / "a.npz", tmp_path / "a.ooc", split="random:5")
     row, column = adjacency.nonzero()
     edges = np.stack([row, column])[:, row != column]

@@ -246,6 +246,16 @@ def test_labels_may_lie_beside_the_nodes_of_each_split(tmp_path: Path) -> None:
     store = ooc.convert(data, tmp_path / "g.ooc")
     assert store.array("y").read().tolist() == [1, 0, -1, 2]
     assert store.split_sizes == {"train": 2, "valid": 0, "test": 1}
+    data.train_y, data.test_y = torch.tensor([0.25, 1.75]).bfloat16(), torch.tensor([1.0])
+    values = ooc.convert(data, tmp_path / "v.ooc", task="values")
+    assert values.array("y").read().reshape(-1)[[3, 0, 1]].tolist() == [0.25, 1.75, 1]
+    data.train_y, data.test_y = torch.tensor([[True, False], [True, True]]), torch.tensor([[False, True]])
+    answers = ooc.convert(data, tmp_path / "a.ooc")
+    assert answers.array("y").read().tolist() == [[1, 1], [0, 1], [-1, -1], [1, 0]]
+    data.train_y = torch.ones(1, 2)
+    with pytest.raises(SourceError, match=r"train_y has the shape \(1, 2\), one label for each of train_idx wanted"):
+        ooc.convert(data, tmp_path / "h.ooc")
+    data.train_y = torch.tensor([[True, False], [True, True]])
     data.train_idx = torch.tensor([3, 9])
     with pytest.raises(SourceError, match="9"):
         ooc.convert(data, tmp_path / "h.ooc")

@@ -445,13 +445,20 @@ def _adjacency_facts(data: Any, arrays: Mapping[str, AnyArray]) -> list[str]:
 
 def _labels_by_split(data: Any) -> dict[str, AnyArray]:
     """Return labels given for each split, ``train_y`` beside ``train_idx``, as in PyG's ``Entities``; other nodes get
-    -1."""
-    splits = [split for split in ("train", "val", "test") if f"{split}_idx" in data and f"{split}_y" in data]
-    y = np.full(int(data.num_nodes), -1, dtype=np.int64)
-    for split in splits:
+    -1 or NaN."""
+    names = [(f"{split}_idx", f"{split}_y") for split in ("train", "val", "test")]
+    found = {pair: _arrays_of(data, pair) for pair in names if set(pair) <= {*data.keys()}}
+    if not found:
+        return {}
+    given = [(idx, y, arrays[idx], arrays[y]) for (idx, y), arrays in found.items()]
+    dtype = np.result_type(np.int8, *(values.dtype for *_, values in given))
+    labels = np.full((int(data.num_nodes), *given[0][-1].shape[1:]), -1 if dtype.kind == "i" else np.nan, dtype)
+    for idx, y, nodes, values in given:
+        if values.shape != (*nodes.shape, *labels.shape[1:]):
+            raise SourceError(f"the PyG Data: {y} has the shape {values.shape}, one label for each of {idx} wanted")
         with suppress(IndexError):  # reported when lists of nodes are checked
-            y[np.asarray(data[f"{split}_idx"])] = np.asarray(data[f"{split}_y"])
-    return {"y": y} if splits else {}
+            labels[nodes] = values
+    return {"y": labels}
 
 
 def inputs_of(arrays: Mapping[str, AnyArray]) -> list[list[Any]]:
