@@ -334,6 +334,16 @@ def test_weights_and_losses_that_are_no_numbers_end_the_training(store: Store, t
         assert len(trainer.fit(2, allow_nonfinite=True, eval_every=0)) == 2 and trainer.epoch == done + 2
 
 
+def test_a_step_that_makes_weights_infinite_ends_the_training(store: Store, tmp_path: Path) -> None:
+    """Before an epoch's loss tells it."""
+    steps = lambda p: torch.optim.SGD(p, lr=1e308, weight_decay=1e9)  # noqa: E731
+    said = r"the step of epoch 1 made convs\.\S+ infinite or no number; there is no checkpoint; a lower"
+    with make(store, tmp_path, out=tmp_path / "run", optimizer=steps) as trainer:
+        with pytest.raises(TrainingError, match=said):
+            trainer.fit(2, eval_every=0)
+        assert trainer.epoch == 0
+
+
 def test_budgets_beyond_memory_are_cut_with_a_warning(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -314,6 +314,18 @@ def test_options_of_other_types_and_names_are_named(options: dict[str, Any], sai
         ooc.Trainer(model(), DATA, **options)
 
 
+def test_splits_that_are_asked_for_must_be_there() -> None:
+    bare = Data(x=DATA.x, edge_index=DATA.edge_index)
+    with pytest.raises(ooc.StoreError, match=r"has no training nodes: it was made without labels \(y\) and splits"):
+        ooc.Trainer(model(), bare, memory="64M")
+    bare.y, bare.train_mask = DATA.y, DATA.train_mask
+    with ooc.Trainer(model(), bare, memory="64M") as trainer:
+        with pytest.raises(OptionError, match=r"patience counts evaluations, and .* has no validation split"):
+            trainer.fit(2, eval_every=1, patience=1, progress=False)
+        with pytest.raises(ooc.StoreError, match="has no valid nodes"):
+            ooc.NeighborLoader(trainer.store, [2], input_nodes="valid")
+
+
 @pytest.mark.parametrize("metric", ["accuracy", "macro-f1"])
 def test_nodes_may_be_for_validation_and_for_test(metric: str, tmp_path: Path) -> None:
     """As where there is no other split; but not for training as well."""

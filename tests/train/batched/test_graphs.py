@@ -24,10 +24,11 @@ from ooc.cli import main
 from ooc.errors import TrainingError
 from ooc.events import Event, TaskAdvanced
 from ooc.models import Pooled
+from ooc.plan.hardware import UNMEASURED
 from ooc.sampling.graphs import GraphLoader
 from ooc.sizes import parse_size
 from ooc.storage.store import Store, Task
-from ooc.train.batched.graphs import GraphTrainer
+from ooc.train.batched.graphs import GraphTrainer, fitting_batches
 from tests.examples import ordinary, thorough
 from tests.graphs import many_graphs
 from tests.processes import together
@@ -456,6 +457,16 @@ class Categories(nn.Module):
         return global_mean_pool(self.table(x[:, 0]), batch)
 
 
+class OfPaths(Categories):
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, path_index: Tensor) -> Tensor:  # type: ignore[override]
+        raise NotImplementedError
+
+
+class OfWeights(Categories):
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, edge_weight: Tensor) -> Tensor:  # type: ignore[override]
+        raise NotImplementedError
+
+
 class Positions(Categories):
     def forward(self, x: Tensor, pe: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(x + pe, edge_index, batch)
@@ -511,6 +522,8 @@ def test_what_cannot_be_is_said(stores: dict[str, Store], tmp_path: Path) -> Non
         (GIN(3, 4, 2), {"paths": 3}, "GIN takes no path_index"),
         (GIN(3, 4, 2), {"hops": 2}, "GIN takes no hop_index, .* give hops=0"),
         (Pooled(GIN(3, 8, 2), 8, 3), {}, "the model has 3 outputs, loss MSELoss needs 2"),
+        (OfPaths(), {}, "OfPaths wants path_index; give paths=2 or paths=3"),
+        (OfWeights(), {}, r"OfWeights wants edge_weight; edges of .*values\.ooc have none"),
         (Categories(), {}, r"x and edge_attr are floating-point numbers here; look categories up by x.long\(\)"),
         (SchNet(8, 8, 1, 4), {}, r"its forward takes \(z: .*, and is given \(x, edge_index, batch\) in this order$"),
         (Positions(), {}, r"forward must take \(x, edge_index, batch\), .* It takes \(x: .*, pe"),
@@ -544,6 +557,9 @@ class Asking(nn.Module):
 def test_what_cannot_be_counted_beforehand_is_not_promised(stores: dict[str, Store]) -> None:
     notes = list[str]()
     options = {"batch_size": 4, "ignore_edge_data": "features", "listener": lambda event: notes.append(str(event))}
+    given: dict[str, Any] = {"paths": 0, "hops": 0, "ignore_edge_data": "features", "hardware": UNMEASURED}
+    with pytest.raises(ooc.ModelError, match="Asking does not run on the meta device: "):
+        fitting_batches(Asking().double(), stores["values"], [1 << 30], **given)
     with pytest.raises(ooc.ModelError, match=r"Asking makes of a batch cannot be counted .*: leave memory= out"):
         GraphTrainer(Asking().double(), stores["values"], memory="60M", **options)
     with GraphTrainer(Asking().double(), stores["values"], **options) as trainer:
