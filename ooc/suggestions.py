@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import wraps
 from inspect import signature
-from numbers import Number
+from numbers import Integral, Number
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ParamSpec, TypeVar, get_origin
@@ -46,7 +46,8 @@ def check_choice(what: str, name: str, known: Collection[str]) -> None:
 
 def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Decorate a constructor or method to refuse, by name, unknown arguments, and arguments of another type than text,
-    path, list, mapping or function if it takes one; it checks anything else itself."""
+    path, list, mapping or function if it takes one; it checks anything else itself. It gets NumPy's whole numbers as
+    Python's."""
     takes = signature(function)
     kinds = {name: _kinds(one.annotation) for name, one in takes.parameters.items()}
     plain = {name: of for name, of in kinds.items() if {*of} <= _PLAIN}
@@ -58,7 +59,8 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
         try:
             given = takes.bind(*args, **kwargs).arguments
         except TypeError as error:
-            unknown = next((one for one in kwargs if one not in kinds), "")
+            passes_on = any(one.kind is one.VAR_KEYWORD for one in takes.parameters.values())
+            unknown = "" if passes_on else next((one for one in kwargs if one not in kinds), "")
             raise OptionError(
                 f"{name} takes no {unknown}={_instead(unknown, owner, kinds)}" if unknown else f"{name}: {error}"
             ) from None
@@ -70,9 +72,14 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
                 types = " or ".join(kind.__name__ for kind in of).replace("NoneType", "None")
                 said = repr(value) if isinstance(value, str | Number) else type(value).__name__
                 raise OptionError(f"{argument} must be {types}, not {said}")
-        return function(*args, **kwargs)
+        whole: Any = [*map(_whole, args)], {argument: _whole(value) for argument, value in kwargs.items()}
+        return function(*whole[0], **whole[1])
 
     return called
+
+
+def _whole(value: Any) -> Any:
+    return value if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
 
 
 def _kinds(annotation: Any) -> tuple[Any, ...]:

@@ -314,6 +314,15 @@ def test_options_of_other_types_and_names_are_named(options: dict[str, Any], sai
         ooc.Trainer(model(), DATA, **options)
 
 
+def test_whole_numbers_may_be_numpys(tmp_path: Path) -> None:
+    """They ended a run at its first line of JSON."""
+    number = np.int64
+    given: dict[str, Any] = {"seed": number(3), "threads": number(1), "memory": number(64_000_000)}
+    with ooc.Trainer(model(), DATA, out=tmp_path / "run", **given) as trainer:
+        assert len(trainer.fit(number(1), eval_every=number(1), progress=False)) == 1
+    assert '"seed": 3' in (tmp_path / "run" / "config.json").read_text()
+
+
 def test_splits_that_are_asked_for_must_be_there() -> None:
     bare = Data(x=DATA.x, edge_index=DATA.edge_index)
     with pytest.raises(ooc.StoreError, match=r"has no training nodes: it was made without labels \(y\) and splits"):

@@ -39,6 +39,7 @@ from ooc.sampling.graphs import Bounds, GraphLoader, GraphSizes, Size, batch_nby
 from ooc.sampling.runs import Ints
 from ooc.storage.array import AnyArray
 from ooc.storage.store import SPLITS, Store, Task
+from ooc.suggestions import checked
 from ooc.train.batched.batches import BatchTrainer
 from ooc.train.loss import of_results, resolve_loss, takes_results
 from ooc.train.metrics import Scorer, Scores, make_scorer, named_scores
@@ -313,6 +314,7 @@ class GraphTrainer(BatchTrainer):
     _scorer: Scorer
     loader: GraphLoader
 
+    @checked
     def __init__(
         self,
         model: nn.Module,

@@ -31,6 +31,7 @@ from ooc.plan.workload import Direction
 from ooc.sizes import check_whole
 from ooc.stages import Tile
 from ooc.storage.store import SPLITS, Store
+from ooc.suggestions import checked
 from ooc.train.embedding import LearntRows
 from ooc.train.job import Job
 from ooc.train.links.drawn import TrainingLinks, words
@@ -279,6 +280,7 @@ class LinkTrainer(Trainer):
 
     metric: LinkMetric  # type: ignore[assignment]
 
+    @checked
     def __init__(
         self,
         model: LinkPredictor,

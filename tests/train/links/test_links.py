@@ -540,7 +540,20 @@ def test_average_precision_is_that_of_links_and_negatives_together(store: Store,
         assert 0 < trainer.evaluate()["test_score"] < 1
 
 
+def test_whole_numbers_may_be_numpys(store: Store, links: ooc.Links) -> None:
+    losses = []
+    for whole in (int, np.int64):
+        given = {"steps": whole(2), "negatives": whole(3), "seed": whole(1)}
+        with ooc.LinkTrainer(_model(), store, links, memory="24M", **given) as trainer:
+            losses.append(trainer.fit(1, eval_every=0, progress=False)[0].loss)
+    assert losses[0] == losses[1]
+
+
 def test_what_cannot_be_is_refused_by_name(store: Store, links: ooc.Links) -> None:
+    with pytest.raises(ooc.OptionError, match="LinkTrainer: missing a required argument: 'links'"):
+        ooc.LinkTrainer(_model(), store, memory="24M")  # type: ignore[call-arg]
+    with pytest.raises(ooc.OptionError, match="LinkTrainer takes no memmory=; did you mean memory"):
+        ooc.LinkTrainer(_model(), store, links, memmory="24M")
     with pytest.raises(ooc.OptionError, match=r"must be ooc.Links\("):
         ooc.LinkTrainer(_model(), store, links.train)
     for encoder, decoder in ((GraphSAGE(7, 8, 2, 6), lambda h, t: h @ t), (nn.Module(), "dot")):
