@@ -184,6 +184,11 @@ def test_what_if_plans_for_every_point_and_more_memory_helps(run: RunCommand, he
     assert "Pareto" in Path("p.svg").read_text() and "too small" in Path("p.svg").read_text()
 
 
+def test_layers_that_compute_all_rows_are_assumed_to(run: RunCommand) -> None:
+    code, out, _ = run("plan", "--graph", GRAPH, *SMALL, "--no-savings", "--no-advice")
+    assert code == 0 and "assumed: every layer computes all rows (--no-savings)\n" in out
+
+
 def test_what_if_in_words(run: RunCommand) -> None:
     code, out, _ = run("plan", "--graph", GRAPH, *SMALL, "--what-if", "gpu=1K,2M", "ssd=2G")
     assert code == 0 and "too small" in out and "2.00 MB" in out and "gpu +" in out

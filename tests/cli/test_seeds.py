@@ -94,6 +94,8 @@ def test_dry_runs_and_errors_leave_nothing(run: RunCommand, graph: Path, here: P
     code, out, err = run("train", graph, *SMALL, "--seeds", "3", "--memory", "100K", "--out", "a")
     assert code == 2 and "the smallest plan needs" in err and err.count("\n") == 1
     assert not list(here.iterdir())
+    code, out, err = run("train", graph, *SMALL, "--seeds", "2", "--optimizer", "sgd", "--lr", "1e30", "--out", "a")
+    assert code == 2 and "ooc: error: seed 0: the loss of epoch 2 is " in err and err.count("ooc: error: ") == 1
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,10 @@ def graphs(draw: st.DrawFn) -> GraphStatistics:
     return a_graph(nodes, draw(st.integers(1, 10**7)), draw(st.integers(1, nodes)))
 
 
+def test_an_edge_among_many_nodes_reaches_none() -> None:
+    assert reach(a_graph(nodes=10**9, edges=1, labelled=1)) == [1]
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_counts_are_those_published(name: str) -> None:
     graph = KNOWN[name]

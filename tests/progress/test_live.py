@@ -2,6 +2,7 @@
 """The view of a training says how far it is, what it takes, and what was promised; whatever the width."""
 
 import io
+import re
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -74,6 +75,12 @@ def test_of_batches_is_said_how_many_are_done() -> None:
     assert "batch 5 of 8" in text and "of 100 B" in text and "90 B" in text and "forecast" not in text
     view(EpochFinished(record(1, host_peak_bytes=90, device_peak_bytes=0)))
     assert "\n".join(shown(view, 120)).count("90 B") == 1
+
+
+def test_what_goes_to_a_gpu_is_told() -> None:
+    view = view_of(Clock())
+    view(EpochFinished(record(1, to_device_bytes=3_000_000, to_host_bytes=1_000_000)))
+    assert re.search(r"to the GPU +3.00 MB +and 1.00 MB back", "\n".join(shown(view, 120)))
 
 
 def test_the_best_is_that_of_the_metric() -> None:

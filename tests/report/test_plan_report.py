@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What stages move, and from when to when matrices are needed."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 from ooc.engine.record import EpochRecord
 from ooc.events import EpochFinished, Event, Note
 from ooc.plan import Direction, Kind, Matrix, Pull, Stage, Topology, Workload
+from ooc.plan.workload import EdgeArray, EdgeData
 from ooc.progress.plan_report import lifetimes, stage_statistics
 from ooc.report.logs import Correction
 
@@ -36,6 +38,15 @@ def test_a_stage_is_counted_over_its_own_rows() -> None:
     assert (loss["rows"], loss["edges"], loss["edge_bytes"]) == (5, 30, 120)
     assert (loss["loaded_bytes"], loss["pulled_bytes"], loss["stored_bytes"]) == (60, 240, 60)
     assert (backward["edges"], backward["pulled_bytes"], backward["loaded_bytes"]) == (40, 60, 400)
+
+
+def test_a_stage_loads_entries_of_sparse_features() -> None:
+    work = a_workload()
+    first, *others = work.programs["train"]
+    entries = Topology(Direction.FEATURES, 4, [0, 50, 70], {EdgeData.WEIGHT: EdgeArray(1, 2)})
+    programs = {"train": (replace(first, loads=(), entry_bytes=8), *others)}
+    sparse = replace(work, programs=programs, topologies={**work.topologies, Direction.FEATURES: entries})
+    assert stage_statistics(sparse)[0]["loaded_bytes"] == 70 * (4 + 2)
 
 
 def test_a_matrix_lives_from_its_writer_to_its_last_reader() -> None:

@@ -160,6 +160,25 @@ def test_a_damaged_forecast_is_none_of_a_run_without_epochs(name: str, folder: P
         figures(tmp_path / "r")
 
 
+def test_a_run_on_a_gpu_is_compared_by_both_memories(folder: Path, tmp_path: Path) -> None:
+    """Without passes where not every epoch has as many as were forecast."""
+    shutil.copytree(folder / "first", tmp_path / "r")
+    forecast = json.loads((tmp_path / "r" / "plan.json").read_text())
+    sizes = {"memory_bytes": None, "gpu_budget_bytes": 2_000_000, "host_budget_bytes": 9_000_000}
+    peaks = {"device_peak_bytes": 1_000_000, "host_peak_bytes": 3_000_000, "to_device_bytes": 5}
+    (tmp_path / "r" / "plan.json").write_text(json.dumps(forecast | sizes))
+    *lines, last = ((tmp_path / "r" / "metrics.jsonl").read_text()).splitlines()
+    changed = [json.loads(line) | peaks for line in lines] + [json.loads(last) | peaks | {"passes": []}]
+    (tmp_path / "r" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
+    found = figures(tmp_path / "r")
+    quantities = {one["name"]: one["measured"] for one in found["comparison"]["quantities"]}
+    assert (quantities["peak device memory"], quantities["peak host memory"]) == (1_000_000, 3_000_000)
+    assert found["comparison"]["passes"] == []
+    assert found["missing"] == ["kernels and copies on the GPU: only the SSD, memory and passes are timed there"]
+    assert "(1.00 MB of 2.00 MB on the GPU, 3.00 MB of 9.00 MB on the host)" in found["verdict"]
+    page([found])
+
+
 def test_a_run_that_is_stopped_has_its_page_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     fit = Trainer.fit
