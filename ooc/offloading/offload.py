@@ -134,9 +134,9 @@ class Offload:
         modes = (*(one.training for one in self.module.modules()),)
         called = [spec, hash((parts, modes)), *map(_size_of, contents_of(leaves))]
         if self.plan is None or not _covers(self._called, called):
-            meta_given, meta_named = tree_map(_on_meta, (given, named))
-            known = tensors_of(tree_leaves((meta_given, meta_named)))
             try:
+                meta_given, meta_named = tree_map(_on_meta, (given, named))
+                known = tensors_of(tree_leaves((meta_given, meta_named)))
                 runs = DryRuns(self.module, lambda copy: copy(*meta_given, **meta_named), self._hardware, known=known)
                 plan = runs.plan(*self._budgets)
             except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
@@ -170,7 +170,9 @@ def _on_meta(leaf: Any) -> Any:
         return made.requires_grad_(leaf.requires_grad)
     if isinstance(leaf, nn.Module):
         return on_meta(leaf)
-    return copy.copy(leaf).to(META) if hasattr(leaf, "to") else leaf  # PyG's data is moved in place
+    if hasattr(leaf, "stores"):  # PyG's data, which it changes in place
+        return copy.copy(leaf).apply(_on_meta)
+    return copy.copy(leaf).to(META) if hasattr(leaf, "to") else leaf
 
 
 def _size_of(leaf: Any) -> Any:

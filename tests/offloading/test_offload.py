@@ -345,13 +345,15 @@ def test_data_stays_where_it_is_and_a_plan_holds_for_more_of_its_size(kind: type
     """PyG moves data in place, as torch does modules."""
     model, x, act = OfData(nn.Linear(8, 600), nn.Linear(600, 4)), torch.randn(300, 8), nn.PReLU()
     model[0].forward = own = partial(nn.Linear.forward, model[0])  # as others' hooks do
+    x.requires_grad_(kind is Data)
     data = HeteroData(a={"x": x}) if kind is HeteroData else Data(x=x)
     data = Batch.from_data_list([data]) if kind is Batch else data
-    expected = torch.autograd.grad(model(data).square().mean(), [*model.parameters()])
+    wanted = [*model.parameters(), *[x] * x.requires_grad]
+    expected = torch.autograd.grad(model(data).square().mean(), wanted)
     with ooc.offload(model, memory="1G", spill_dir=tmp_path) as run:
         plans = []
         for _ in range(2):
-            found = torch.autograd.grad(model(copy.copy(data)).square().mean(), [*model.parameters()])
+            found = torch.autograd.grad(model(copy.copy(data)).square().mean(), wanted)
             assert all(map(torch.equal, found, expected))
             plans.append(run.plan)
         assert plans[0] is plans[1] and plans[0] is not None and plans[0].most[:2] == (0, 0)  # x is the caller's
@@ -401,6 +403,12 @@ def test_what_cannot_be_done_is_refused(tmp_path: Path) -> None:
     reads = nn.Sequential(nn.Linear(8, 8), Reads())
     with ooc.offload(reads, memory="1G", spill_dir=tmp_path), pytest.raises(ModelError, match="meta device"):
         reads(x)
+    packed = nn.utils.rnn.pack_padded_sequence(torch.randn(5, 2, 8), torch.tensor([5, 3]))
+    with (
+        ooc.offload(nn.GRU(8, 8), memory="1G", spill_dir=tmp_path) as run,
+        pytest.raises(ModelError, match="GRU does not run on the meta device: batch_sizes should always be on CPU"),
+    ):
+        run.module(packed)
     gru = nn.Sequential(nn.GRU(8, 32, batch_first=True))  # on the CPU torch makes a copy of its input
     said, most = r"what GRU \(0\) saves of a sequence cannot be counted", _runs(gru, 640, 5, 8).kept_bytes
     with ooc.offload(gru, memory=most, spill_dir=tmp_path), pytest.raises(BudgetError, match=said):
