@@ -479,7 +479,7 @@ def rows_of(store: Store, asked: npt.ArrayLike | str | None, name: str = "input_
         parts = store.array(f"split/{split}").blocks(_CHUNK_ROWS)
         found = np.concatenate([start + np.flatnonzero(member) for start, member in parts])
         if not len(found):
-            raise StoreError(f"{store.path} has no {split} {called}")
+            raise StoreError(f"{store.path} has no {called} in the split {split}")
         return found[np.argsort(_numbers_of_rows(store, found))] if is_ordered else found
     try:
         given = np.arange(count) if asked is None else np.asarray(asked)

@@ -156,6 +156,18 @@ def test_averaged_weights_are_what_is_exported(run: RunCommand, graph: Path, her
         (["predict", "r", "--out", "o.npy", "--nodes", "junk.npy"], r"junk\.npy cannot be read: it is no whole"),
         (["predict", "r", "--out", "o.npy", "--nodes", "bad.npy"], r"bad\.npy holds float64\[2\], not a list"),
         (["predict", "r", "--out", "o.npy", "--nodes", "far.txt"], "there is no node 2500; .* has nodes 0 to 2499"),
+        (
+            ["predict", "r", "--out", "o.npy", "--nodes", "far.txt", "--memory", "10K"],
+            r"finding what reaches 1 nodes needs .* of memory; it may take 10\.0 KB; give --memory \d+K",
+        ),
+        (
+            ["predict", "r", "--out", "o.npy", "--type", "a"],
+            "a type of nodes is chosen for their embedding, of a graph",
+        ),
+        (
+            ["predict", "r", "--out", "o.npy", "--what", "scores", "--pairs", "pairs.npy"],
+            "pairs are scored by an ooc.LinkPredictor, not by ",
+        ),
         (["predict", "r", "--out", "o.npy", "--layer", "1"], "a layer is chosen for embeddings only"),
         (["predict", "r", "--out", "o.npy", "--what", "embeddings", "--layer", "2"], "layer 2 is no hidden layer"),
         (["predict", "r", "--out", "o.npy", "--gpu-budget", "10K"], r"give --gpu-budget \d+"),
@@ -172,6 +184,7 @@ def test_what_cannot_be_done_is_said_in_one_line(
     (here / "bad.pt").write_text("")
     (here / "far.txt").write_text("2500\n")
     np.save(here / "bad.npy", np.array([1.0, 2.0]))
+    np.save(here / "pairs.npy", np.array([[1], [2]]))
     before = sorted(here.rglob("*"))
     code, _, err = run(*arguments)
     assert code == 2 and err.startswith("ooc: error: ") and err.count("\n") == 1

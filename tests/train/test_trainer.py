@@ -331,7 +331,7 @@ def test_splits_that_are_asked_for_must_be_there() -> None:
     with ooc.Trainer(model(), bare, memory="64M") as trainer:
         with pytest.raises(OptionError, match=r"patience counts evaluations, and .* has no validation split"):
             trainer.fit(2, eval_every=1, patience=1, progress=False)
-        with pytest.raises(ooc.StoreError, match="has no valid nodes"):
+        with pytest.raises(ooc.StoreError, match="has no nodes in the split valid"):
             ooc.NeighborLoader(trainer.store, [2], input_nodes="valid")
 
 
