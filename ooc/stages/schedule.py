@@ -360,9 +360,6 @@ class Schedule:
             path = self._linear_path(stage)
             self.kept.add(value if value in path else path[-1])
             recipe = self.recipe([value])
-            if recipe.pulled:  # the pulled matrix has several users
-                self.kept.add(path[0])
-                recipe = self.recipe([value])
         if value in self.kept:
             return
         constant, heavy = all(map(is_constant, recipe.leaves)), any(one.heavy for one in recipe.order)

@@ -61,10 +61,11 @@ class Attending(nn.Module):
         return out
 
 
-def polynormer() -> nn.Module:
+def polynormer(*, attends: bool = True, **options: Any) -> nn.Module:
+    """``attends``: to all nodes as well, which it learns after its local part."""
     dropouts = dict.fromkeys(("in_dropout", "dropout", "global_dropout"), 0.0)
-    model = Polynormer(6, 6, 5, local_layers=2, pre_ln=True, post_bn=False, **dropouts)
-    model._global = True
+    model = Polynormer(6, 6, 5, local_layers=2, pre_ln=True, **dropouts, **options)
+    model._global = attends
     return model
 
 
@@ -173,7 +174,8 @@ class ByHand(nn.Module):
 
 CASES: dict[str, ModelCase] = {
     "SGFormer": CustomCase(make=lambda f, c: OfModel(f, c, sgformer(trans_num_heads=2, aggregate="cat"))),
-    "Polynormer": CustomCase(make=lambda f, c: OfModel(f, c, polynormer())),
+    "Polynormer": CustomCase(make=lambda f, c: OfModel(f, c, polynormer(post_bn=False))),
+    "Polynormer's local part": CustomCase(make=lambda f, c: OfModel(f, c, polynormer(attends=False))),
     "attentions": CustomCase(make=Attending),
     "GPSConv": CustomCase(make=General),
     "virtual node": CustomCase(make=VirtualNode),

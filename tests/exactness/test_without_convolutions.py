@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ooc
+from ooc.stages import panels
 from ooc.train.batched.batches import SampledTrainer, Sampling
 from tests.exactness import test_types as typed
 from tests.exactness.comparison import assert_agrees, least, store_of
@@ -65,6 +66,12 @@ def test_they_are_exact(case: CustomCase, tmp_path: Path) -> None:
     assert_agrees(case, data, tmp_path, store=store, **least(case, store, tmp_path))
     ordered, data = in_hop_order(random_data(GRAPH), tmp_path)
     assert_agrees(case, data, tmp_path, store=ordered)
+
+
+def test_sums_of_several_tiles_are_added_up_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of panels of rows: moments, and their gradients."""
+    monkeypatch.setattr(panels, "PANELS", 2)
+    assert_agrees(CASES["a norm of all rows"], random_data(GRAPH), tmp_path)
 
 
 def test_of_types_of_links_and_in_batches(tmp_path: Path) -> None:

@@ -623,6 +623,4 @@ def _remedy(result: Any) -> str:
         return "; of edges these are made by what is told how many there are, as scatter(…, dim_size=x.size(0)) is"
     if isinstance(result, dict):
         return "; return the matrices of rows as a tuple, the one that is scored first"
-    if isinstance(result, (tuple, list)):
-        return "; return one matrix, or with a loss of your own a tuple of matrices, the one that is scored first"
     return ""
