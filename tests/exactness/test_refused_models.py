@@ -17,15 +17,21 @@ from torch_geometric.nn import (
     ChebConv,
     GATConv,
     GCNConv,
+    GINEConv,
+    HANConv,
+    HypergraphConv,
+    LayerNorm,
     MessageNorm,
     MessagePassing,
+    ResGatedGraphConv,
     SAGEConv,
     SGConv,
+    SimpleConv,
     SuperGATConv,
     TransformerConv,
 )
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.nn.models import GCN, GraphSAGE, GraphUNet
+from torch_geometric.nn.models import GCN, LINKX, GraphSAGE, GraphUNet
 from torch_geometric.utils import add_self_loops, degree, dropout_edge, to_undirected, trim_to_layer
 
 import ooc
@@ -51,6 +57,42 @@ class Between(nn.Module):
         with torch.set_grad_enabled(not self.without_gradients):
             x = self.between(x, edge_index) if self.edges else self.between(x)
         return self.second(x, edge_index)
+
+
+class Given(nn.Module):
+    """A convolution that is given more than rows and edges, some of it made of rows."""
+
+    def __init__(self, conv: nn.Module, **arguments: Any) -> None:
+        super().__init__()
+        self.conv, self.arguments = conv, arguments
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Any:
+        made = {name: one(x) if callable(one) else one for name, one in self.arguments.items()}
+        return self.conv(x, edge_index, **made)
+
+
+class OfTypes(nn.Module):
+    """A layer of types on a graph without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = HANConv(8, 8, (["a"], [("a", "to", "a")]))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Any:
+        return self.conv({"a": x}, {("a", "to", "a"): edge_index})["a"]
+
+
+def given(conv: nn.Module, **arguments: Any) -> Callable[[], nn.Module]:
+    return lambda: Between(Given(conv, **arguments), edges=True)
+
+
+def changed(part: nn.Module, **attributes: Any) -> Any:
+    """``part`` with other attributes than its class gives it."""
+    for name, value in attributes.items():
+        if isinstance(value, Tensor):
+            delattr(part, name)
+        setattr(part, name, value)
+    return part
 
 
 class Kept(MessagePassing):
@@ -340,6 +382,71 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "a layer made on the way": (
         lambda: Between(lambda x: nn.BatchNorm1d(x.size(1), affine=False).double()(x)),
         ("BatchNorm1d is made in forward; make it in __init__",),
+    ),
+    "sizes": (given(SAGEConv(8, 8), size=(50, 50)), ("SAGEConv (between.conv): size is not supported",)),
+    "attention asked for": (
+        given(TransformerConv(8, 8), return_attention_weights=True),
+        ("return_attention_weights is not supported: nothing is kept for an edge",),
+    ),
+    "features of edges that are not given": (
+        given(ResGatedGraphConv(8, 8, edge_dim=3)),
+        ("ResGatedGraphConv (between.conv): it is not given the features of edges",),
+    ),
+    "features of edges that are none": (
+        given(GINEConv(nn.Linear(8, 8)), edge_attr=None),
+        ("GINEConv (between.conv): it is not given the features of edges",),
+    ),
+    "an explanation": (given(changed(SAGEConv(8, 8), explain=True)), ("run as it is because of its explain",)),
+    "weights of hyperedges": (
+        given(HypergraphConv(8, 8), hyperedge_weight=lambda x: x[:, 0]),
+        ("HypergraphConv (between.conv): weights of hyperedges are not supported",),
+    ),
+    "dropout of hyperedges": (
+        given(HypergraphConv(8, 8, use_attention=True, dropout=0.5), hyperedge_attr=lambda x: x),
+        ("dropout=0.5 drops alike from two sums in opposite directions; set it to 0",),
+    ),
+    "hyperedges the other way round": (
+        given(changed(HypergraphConv(8, 8), flow="target_to_source")),
+        ("HypergraphConv (between.conv): flow='target_to_source' is not supported",),
+    ),
+    "a row of weights for each node": (
+        lambda: LINKX(GRAPH.nodes, F_IN, 8, C, 2),
+        ("SparseLinear (edge_lin) has a row of weights for every node", "Trainer(embedding=…)"),
+    ),
+    "a bias that is no parameter": (
+        lambda: Between(changed(nn.Linear(8, 8), bias=torch.ones(8))),
+        ("Linear (between): its weight or bias is no parameter; F.linear takes any",),
+    ),
+    "a norm of a third kind": (
+        lambda: Between(changed(LayerNorm(8), mode="edge")),
+        ("norm LayerNorm (between): mode='edge' is not supported",),
+    ),
+    "dropout of truths": (
+        lambda: Between(lambda x: x * F.dropout(x > 0, 0.5, True)),
+        ("dropout of something that is no matrix of rows",),
+    ),
+    "what gradients do not see": (lambda: Between(lambda x: x + x.data), ("the attribute data of a matrix of rows",)),
+    "another type": (lambda: Between(lambda x: x.double()), ("double: another type than the model's, torch.float32",)),
+    "noise in evaluation": (
+        lambda: Between(lambda x: x + torch.randn_like(x)),
+        ("randn_like in evaluation is not supported; draw noise if self.training",),
+    ),
+    "a row for several": (
+        lambda: Between(lambda x: x[:, None]),
+        ("is given values of shape [nodes, 1, 8] instead of a matrix",),
+    ),
+    "fewer columns": (
+        lambda: Between(lambda x: x[:, :6]),
+        ("a linear map of 8 columns is given values of shape [nodes, 6]",),
+    ),
+    "no parameters": (SimpleConv, ("model SimpleConv has no parameters to train",)),
+    "parameters that are nowhere": (
+        lambda: GCN(F_IN, 8, 2, C).to("meta"),
+        ("parameters must be on the CPU, not on meta: leave out .to(device)",),
+    ),
+    "types of a graph without": (
+        lambda: Between(OfTypes(), edges=True),
+        ("HANConv (between.conv) is for graphs with types of nodes or edges",),
     ),
     "no columns": (lambda: Between(lambda x: torch.cat((x[:, 8:], x), dim=1)), ("getitem gives rows of no columns",)),
     "edges by hand": (lambda: Between(lambda x, e: x + e.sum(), edges=True), ("edges",)),

@@ -139,14 +139,23 @@ class Alike(Net):
         return found
 
 
+class Turned(Net):
+    def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
+        return super().forward(x, edge_index.flip(0), edge_type)
+
+
 @pytest.mark.parametrize(
     ("model", "told"),
     [
+        (Net(aggr="median"), r"RGCNConv \(first\): aggr='median' is not supported; use add"),
+        (Net(lambda i, o, count: RGCNConv(i, o, count - 3)), "it has num_relations=3, the graph 5 types of edges"),
+        (Net(RGATConv, mod="additive"), "mod and attention_mode='multiplicative-self-attention' are not"),
+        (Turned(), "it must be given the model's own edge_index and edge_type"),
         (Alike(), "GCNConv"),
         (Net(FiLMConv), r"FiLMConv .*types that a layer looks up are a column of edge_attr"),
         (nn.Sequential(RGCNConv(FEATURES, CLASSES, RELATIONS)), r"or \(x, edge_index, edge_type\)"),
     ],
-    ids=["edges alike", "films", "one argument"],
+    ids=["medians", "more types", "another attention", "edges turned", "edges alike", "films", "one argument"],
 )
 def test_models_that_are_not_exact_are_refused_by_name(model: nn.Module, told: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=told):

@@ -2,6 +2,7 @@
 """Convolutions with something else in the place of their own parts compute what PyG computes with it."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import MethodType
 
@@ -187,6 +188,7 @@ OTHERS: dict[str, Callable[[int, int], nn.Module]] = {
     "a bound message": bound,
     "a bound message, by degrees": scaled_messages,
     "another aggregation": aggregating_otherwise,
+    "TransformerConv.lin_key, no bias": replaced(TransformerConv, "lin_key", partial(nn.Linear, bias=False)),
 }
 """Of which none sums features once for all epochs: behind a linear map."""
 CASES = {name: CustomCase(make=twice(make)) for name, make in LAYERS.items()} | {"outside": CustomCase(make=Head)}

@@ -21,6 +21,7 @@ from torch_geometric.nn import (
     GATv2Conv,
     GINConv,
     GraphConv,
+    HANConv,
     HeteroConv,
     HeteroDictLinear,
     HGTConv,
@@ -569,7 +570,44 @@ class Transformed(nn.Module):
         return self.conv(x_dict, edge_index_dict)["paper"]
 
 
+class Han(nn.Module):
+    """Given something else than rows and edges by type, or made of other ``parts``."""
+
+    def __init__(self, data: HeteroData, x: Any = dict, edges: Any = dict, asks: bool = False, **parts: Any) -> None:
+        super().__init__()
+        widths = {kind: data[kind].x.shape[1] for kind in data.node_types}
+        self.conv, self.x, self.edges, self.asks = HANConv(widths, CLASSES, data.metadata()), x, edges, asks
+        for name, part in parts.items():
+            setattr(self.conv, name, part)
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[tuple[str, str, str], Tensor]) -> Any:
+        x, edges = self.x(x_dict), self.edges(edge_index_dict)
+        found = self.conv(edge_index_dict=edges, x_dict=x, return_semantic_attention_weights=self.asks)
+        return (found[0] if self.asks else found)["paper"]
+
+
 REFUSED: dict[str, tuple[Make, str]] = {
+    "rows of no authors": (
+        lambda data: Han(data, x=lambda x: {"paper": x["paper"]}),
+        r"HANConv \(conv\): x_dict has no rows of 'author'",
+    ),
+    "rows of papers for topics": (
+        lambda data: Han(data, x=lambda x: x | {"topic": x["paper"]}),
+        "x_dict must have rows by their type of nodes",
+    ),
+    "edges turned": (
+        lambda data: Han(data, edges=lambda edges: {kind: one.flip(0) for kind, one in edges.items()}),
+        "edge_index_dict must have the model's own edges by their type",
+    ),
+    "weights asked for": (lambda data: Han(data, asks=True), "return_semantic_attention_weights is not supported"),
+    "another k_lin": (
+        lambda data: Han(data, k_lin=nn.Sequential(nn.Linear(CLASSES, CLASSES))),
+        "k_lin is not supported as another module than a linear map",
+    ),
+    "another proj": (
+        lambda data: Han(data, proj=nn.ModuleDict({kind: nn.Identity() for kind in data.node_types})),
+        "proj has no linear map with a bias for 'paper'",
+    ),
     "rows of two types": (Mixed, "rows of .paper. and of .author. at once"),
     "rows of another type": (OfAuthors, "gives rows of 'author', needed are those of 'paper'"),
     "one matrix for all": (lambda data: nn.Linear(7, CLASSES), r"must take \(x_dict, edge_index_dict\)"),

@@ -180,9 +180,8 @@ def lower_transformer(conv: Any, call: Call) -> Value:
     options = _attention_options(conv, call)
     key, value = conv.lin_key, conv.lin_value
     call.needs(all(map(is_linear, (key, value))) and (conv.lin_beta is None or is_linear(conv.lin_beta)))
+    call.needs((key.bias is None) == (value.bias is None))
     weights = (key.weight, value.weight)
-    if (key.bias is None) != (value.bias is None):
-        raise call.refuse("a bias of only one of lin_key and lin_value is not supported")
     biases = () if key.bias is None else (key.bias, value.bias)
 
     def sources() -> tuple[Tensor, Tensor | None]:

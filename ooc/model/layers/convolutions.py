@@ -227,10 +227,9 @@ def _edge_term(call: Call, linear: Any, source: Value) -> EdgeTerm:
         if into != source.columns:
             raise call.refuse(f"nodes have {source.columns} features here, edges {into}; give edge_dim={into}")
         return EdgeTerm(into, 1)
-    term, into = edge_term(call, *linear_weights(call, linear), columns=1), linear.weight.shape[0]
-    if into != source.columns:
-        raise call.refuse(f"its edges add {into} columns to {source.columns}")
-    return term
+    weights = linear_weights(call, linear)
+    call.needs(linear.weight.shape[0] == source.columns)
+    return edge_term(call, *weights, columns=1)
 
 
 def _sg(conv: Any, call: Call) -> Value:

@@ -102,8 +102,6 @@ def _mix_skip(call: Call, out: Value, x: Value, skip: nn.Parameter) -> Value:
 def lower_han(conv: Any, call: Call) -> ByType:
     """Lower HANConv."""
     check_sum(conv, call)
-    if call.arguments["return_semantic_attention_weights"]:
-        raise call.refuse("return_semantic_attention_weights is not supported")
     rows, graphs, assembly = _rows_by_type(call), _edges_by_type(call), call.assembly
     _check_linears(call, {"proj": conv.proj}, rows)
     if not is_linear(conv.k_lin):

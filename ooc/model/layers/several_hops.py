@@ -66,8 +66,6 @@ def lower_cheb(conv: Any, call: Call) -> Value:
     weighted, plain = call.takes("edge_weight", EdgeData.WEIGHT), conv.normalization is None
     scaling = _LAPLACIANS[conv.normalization][weighted]
     largest = call.arguments.get("lambda_max")
-    if call.arguments.get("batch") is not None or not (largest is None or isinstance(largest, (int, float))):
-        raise call.refuse("batch, and another lambda_max than one number, are not supported")
     if plain and (weighted or largest is None):
         raise call.refuse("normalization=None is supported without edge_weight, and with a number as lambda_max")
     assembly, factor = call.assembly, 1.0 if largest is None else 2.0 / float(largest)

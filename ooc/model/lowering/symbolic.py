@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, partial
-from inspect import isfunction
+from inspect import isfunction, signature
 from pathlib import Path
 from threading import get_ident
 from traceback import walk_stack
@@ -705,8 +705,10 @@ class _Tracer(fx.Tracer):
         found: Any = super().call_module(m, forward, args, kwargs)
         is_seen = isinstance(found, fx.Proxy)
         if is_seen and isinstance(m, _GIVE_ROWS_BY_TYPE):
-            x_dict, edge_index_dict = (*args, *kwargs.values())[:2]
-            reached = {kind[-1] for kind in edge_index_dict}
+            given = signature(m.forward).bind(*args, **kwargs).arguments
+            if given.get("return_semantic_attention_weights"):
+                raise ModelError(f"{type(m).__name__}: return_semantic_attention_weights is not supported")
+            x_dict, reached = given["x_dict"], {kind[-1] for kind in given["edge_index_dict"]}
             if isinstance(m, HANConv):
                 return {name: found[name] if name in reached else None for name in x_dict}
             return {name: found[name] for name in x_dict if name in m.dst_node_types}
