@@ -72,7 +72,7 @@ def write_trace(path: Path, out: Path) -> None:
     run = RunFolder.open(path)
     found = {name: run.read(file) for name, file in (("planned", PLANNED), ("measured", TIMELINE))}
     if found["measured"] is None:
-        raise RunError(f"{path} holds no timeline.json: it was trained by a version that recorded none")
+        raise RunError(f"{path} holds no timeline.json: runs in batches or of earlier versions have none")
     try:
         timelines = {name: expand(epoch) for name, epoch in found.items() if epoch is not None}
     except (KeyError, TypeError, ValueError) as error:

@@ -272,7 +272,7 @@ def compare(path: Path) -> dict[str, Any]:
     run = RunFolder.open(path)
     forecast = run.read(FORECAST)
     if forecast is None:
-        raise RunError(f"{path} holds no plan.json: it was trained by a version that kept no forecast")
+        raise RunError(f"{path} holds no plan.json: runs in batches, from Python or of earlier versions have none")
     try:
         records = [record for record in run.records() if record.epoch >= forecast["first_epoch"]]
         if not records:

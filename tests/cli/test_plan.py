@@ -432,7 +432,7 @@ def test_a_run_without_a_forecast_is_refused(here: Path, run: RunCommand) -> Non
     Path("r/config.json").write_text("{}")
     assert "there is no run at nothing" in run("plan", "--compare", "nothing")[2]
     assert "has no part" in run("plan", "--compare", "r", "--what-if")[2]
-    assert "kept no forecast" in run("plan", "--compare", "r")[2]
+    assert "runs in batches, from Python or of earlier versions have none" in run("plan", "--compare", "r")[2]
     Path("r/plan.json").write_text('{"first_epoch": 1}')
     assert "has finished no epoch" in run("plan", "--compare", "r")[2]
     Path("r/metrics.jsonl").write_text(record(1).to_line())

@@ -199,7 +199,10 @@ def test_a_run_that_is_stopped_has_its_page_too(folder: Path, monkeypatch: pytes
         (("report", "first", "--out", "a.png"), "give a name that ends in .html"),
         (("report", "first", "--json", "--trace", "a.json"), "give one of them"),
         (("report", "first", "old", "--trace", "a.json"), "--trace takes one run"),
-        (("report", "old", "--trace", "a.json"), "holds no timeline.json"),
+        (
+            ("report", "old", "--trace", "a.json"),
+            "timeline.json: runs in batches or of earlier versions have none",
+        ),
         (("report", "none"), "there is no run at none"),
         (("train", "g.ooc", "--report", "no/where.html"), "there is no folder no"),
     ],

@@ -154,11 +154,11 @@ def _missing_lines(found: dict[str, Any]) -> list[str]:
     """Return lines on what cannot be shown, and why."""
     lines = []
     if found["forecast"] is None:
-        lines.append("no forecast (plan.json): the run was trained by a version that kept none, or from Python")
+        lines.append("no forecast (plan.json), as of runs in batches, from Python, or of earlier versions")
     elif found["comparison"] is None:
         lines.append("no comparison with the forecast: no epoch has finished since it was made")
     if found["measured"] is None:
-        lines.append("no measured epoch (timeline.json): the run was trained by a version that recorded none")
+        lines.append("no measured epoch (timeline.json), as of runs in batches or of earlier versions")
     elif found["on_gpu"]:
         lines.append("kernels and copies on the GPU: only the SSD, memory and passes are timed there")
     if found["planned"] is None:
