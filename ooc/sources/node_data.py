@@ -47,8 +47,8 @@ def dense_array(tensor: Any, where: str) -> AnyArray:
 
     if tensor.layout is not torch.strided:
         raise SourceError(f"{where} is no dense tensor")
-    tensor = tensor.detach().cpu()
-    found: AnyArray = (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+    unknown = tensor.dtype is torch.bfloat16 or (tensor.is_floating_point() and tensor.itemsize < 2)  # to numpy
+    found: AnyArray = (tensor.float() if unknown else tensor).numpy(force=True)
     return found
 
 

@@ -84,11 +84,15 @@ def _with(**others: Any) -> Data:
 
 
 def test_tensors_of_graphs_may_be_any_that_one_graphs_may_be(tmp_path: Path) -> None:
-    """Parameters, bfloat16, weights in a column; a dataset of one graph is that graph, whose labels are of nodes."""
+    """Parameters, few bits, negated views, weights in a column; a dataset of one graph is that graph."""
     plain = _with(edge_weight=torch.ones(3, 1))
-    other = _with(x=torch.eye(4).bfloat16().requires_grad_(), edge_weight=torch.ones(3, requires_grad=True))
-    stores = [ooc.convert([one] * 3, tmp_path / f"{at}.ooc", split="random:3") for at, one in enumerate((plain, other))]
-    assert files_of(stores[0].path) == files_of(stores[1].path)
+    others = [
+        _with(x=torch.eye(4).bfloat16().requires_grad_(), edge_weight=torch.ones(3, requires_grad=True)),
+        _with(x=torch._neg_view(-torch.eye(4)), edge_weight=torch.ones(3).to(torch.float8_e4m3fn)),
+    ]
+    for at, one in enumerate((plain, *others)):
+        store = ooc.convert([one] * 3, tmp_path / f"{at}.ooc", split="random:3")
+        assert files_of(store.path) == files_of(tmp_path / "0.ooc")
     one = ooc.convert(_Indexed([_with(y=torch.arange(4) % 2)]), tmp_path / "one.ooc")
     assert not one.num_graphs and one.num_nodes == 4 and one.num_classes == 2
 
@@ -145,6 +149,7 @@ def test_what_is_no_list_of_graphs_is_said(tmp_path: Path) -> None:
         r"edge_weight of graph 0 has the shape \(\) for 3 edges": [_with(edge_weight=torch.tensor(1.0))],
         r"edge_weight of graph 0 has the shape \(3, 2\)": [_with(edge_weight=torch.ones(3, 2))],
         "y of graph 0 holds <U1 values": [_with(y="a")],
+        "y of graph 0 is no array": [_with(y=[[1], [1, 0]])],
         "has no graphs": _Indexed([]),
         "graph 1 has no nodes": [graphs[0], Data(x=graphs[0].x[:0], edge_index=graphs[0].edge_index[:, :0],
                                  edge_attr=graphs[0].edge_attr[:0], y=graphs[0].y)],

@@ -290,7 +290,10 @@ class _Graphs:
         value, where = getattr(data, name, None), f"{self.name}: {name} of graph {at}"
         if value is None:
             raise SourceError(f"{self.name}: graph {at} has no {name}")
-        found = dense_array(value, where) if hasattr(value, "layout") else np.asarray(value)
+        try:
+            found = dense_array(value, where) if hasattr(value, "layout") else np.asarray(value)
+        except ValueError as error:  # of lists that are of different lengths
+            raise SourceError(f"{where} is no array: {error}") from error
         if found.dtype.kind not in "biuf":
             raise SourceError(f"{where} holds {found.dtype} values, not plain numbers")
         return found
