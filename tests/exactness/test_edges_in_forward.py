@@ -335,6 +335,10 @@ def reversed_edges(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor
     return net.sage(x, to_undirected(edge_index, num_nodes=x.size(0)))  # type: ignore[no-any-return]
 
 
+def ends_turned(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    return net.sage(x, torch.stack(edge_index.unbind()[::-1]))  # type: ignore[no-any-return]
+
+
 def of_unknown_number(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
     return scatter(e, edge_index[1], dim=0)
 
@@ -389,6 +393,7 @@ REFUSED: dict[Forward, tuple[str, ...]] = {
     other_edges: ("dropout_edge: other edges in every epoch are not supported",),
     norm_of_edges: ("its buffer", "running_mean"),
     mean_of_edges: ("depends on more than the node, its in-neighbours",),
+    ends_turned: ("SAGEConv (sage): what it gives for a node depends on more",),
     reversed_edges: ("SAGEConv (sage): what it gives for a node depends on more",),
     flipped_too: ("the edges both ways round",),
     put_by_edges: ("item assignment is given the edges; scatter and index_add",),

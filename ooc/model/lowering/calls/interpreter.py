@@ -581,8 +581,9 @@ def _same_edges(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
             return replace(args[0], flipped=not args[0].flipped)
         if target in ("long", "contiguous", "clone") and len(args) == 1:
             return args[0]
-    if target is torch.stack and kwargs.get("dim", args[1] if len(args) > 1 else 0) in (0, -2):
-        ends = [one.args if isinstance(one, EdgeCall) and one.target is operator.getitem else () for one in args[0]]
+    parts = args[0] if target is torch.stack else None
+    if isinstance(parts, (list, tuple)) and kwargs.get("dim", args[1] if len(args) > 1 else 0) in (0, -2):
+        ends = [one.args if isinstance(one, EdgeCall) and one.target is operator.getitem else () for one in parts]
         graph = ends[0][0] if ends[0] else None
         if isinstance(graph, Graph) and ends in ([(graph, 0), (graph, 1)], [(graph, 1), (graph, 0)]):
             return graph if ends[0][1] == 0 else replace(graph, flipped=not graph.flipped)
