@@ -417,6 +417,31 @@ class Own(MessagePassing):
         return self.linear(self.propagate(edge_index, x=self.what(self, x, edge_index)))
 
 
+class OfItself(MessagePassing):
+    """Adds self-loops to what it puts together, numbers near 1."""
+
+    def __init__(self, inputs: int, outputs: int, aggr: str) -> None:
+        super().__init__(aggr=aggr)
+        self.linear = nn.Linear(inputs, outputs)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        edge_index, _ = add_self_loops(edge_index, num_nodes=x.size(0))
+        out: Tensor = self.propagate(edge_index, x=1 + 0.01 * self.linear(x).tanh())
+        return out
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return x_j * torch.sigmoid(x_i * x_j) / torch.sigmoid(x_i)
+
+
+@pytest.mark.parametrize("aggr", ["mul", "median"])
+def test_loops_count_once_where_the_edges_of_a_node_come_in_pieces(aggr: str, tmp_path: Path) -> None:
+    data = random_data(GraphCase(nodes=40, edges=80, self_loops=3))
+    others = torch.arange(40)[torch.arange(40) != 5].repeat(12)
+    data.edge_index = torch.cat((data.edge_index, torch.stack((others, torch.full_like(others, 5)))), dim=1)
+    case, store = CustomCase(make=behind(lambda i, o: OfItself(i, o, aggr))), store_of(data, tmp_path)
+    assert_agrees(case, data, tmp_path, epochs=1, store=store, **least(case, store, tmp_path))
+
+
 class Untold(MessagePassing):
     """Adds up without being told how many rows there are, with parameters or none."""
 

@@ -38,6 +38,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
         "GraphModule takes rows and edges by type",
     ),
     "one for several GPUs": (lambda: nn.DataParallel(GCN(F, 8, 2, C)), "give the model in it, its module"),
+    "no outputs": (lambda: GCN(F, 8, 2, 0), "the model has no outputs"),
     "half precision": (lambda: GCN(F, 8, 2, C).half(), "float16"),
 }
 
@@ -106,6 +107,12 @@ def test_nonsense_budgets_are_refused(budget: str | int, store: Store, tmp_path:
         with pytest.raises(OocError) as caught:
             ooc.Trainer(GCN(F, 8, 2, C), store, spill_dir=tmp_path, **budgets)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("share", [1.0, -0.1, float("nan")])
+def test_shares_to_drop_that_are_none_are_refused(share: float, store: Store, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="input_dropout must be at least 0 and below 1"):
+        ooc.Trainer(GCN(F, 8, 2, C), store, memory="64M", input_dropout=share, spill_dir=tmp_path)
 
 
 def test_an_unknown_device_is_refused(store: Store, tmp_path: Path) -> None:

@@ -29,6 +29,13 @@ def overwrite(dtype: str, place: int, value: int) -> Callable[[Path], None]:
     return damage
 
 
+def end_early(chunk: Path) -> None:
+    """Let the last of 60 rows with edges end one edge before."""
+    data = np.fromfile(chunk, dtype="<i8")
+    data[:61][data[:61] == data[60]] -= 1
+    data.tofile(chunk)
+
+
 @pytest.mark.parametrize(
     ("array", "damage"),
     [
@@ -36,9 +43,10 @@ def overwrite(dtype: str, place: int, value: int) -> Callable[[Path], None]:
         ("in/indices", overwrite("<i4", 5, -1)),
         ("in/indptr", overwrite("<i8", 7, 2**40)),
         ("in/indptr", overwrite("<i8", 7, 0)),
+        ("in/indptr", end_early),
         ("y", lambda chunk: chunk.write_bytes(b"\xff" * 200 + chunk.read_bytes()[200:])),
     ],
-    ids=["index too large", "index negative", "indptr too large", "indptr falling", "labels"],
+    ids=["index too large", "index negative", "indptr too large", "indptr falling", "indptr ending early", "labels"],
 )
 @pytest.mark.parametrize("sealed", [False, True], ids=["its checksum tells", "its checksum agrees"])
 def test_damage_is_named(array: str, damage: Callable[[Path], None], sealed: bool, tmp_path: Path) -> None:

@@ -417,6 +417,18 @@ def test_links_go_by_ids_that_are_texts(tmp_path: Path) -> None:
             trainer.negatives(0)
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"decoder": "complex", "channels": 5}, "decoder complex needs an even number of channels, not 5"),
+        ({"decoder": "cosine"}, "decoder 'cosine' is not one of dot, distmult, complex, bilinear, mlp"),
+    ],
+)
+def test_decoders_that_are_none_are_refused(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ooc.OptionError, match=told):
+        ooc.LinkPredictor(GCN(4, 8, 2, 5), **given)
+
+
 @pytest.mark.parametrize("text", ["0.5", "0.5,0.5", "-0.1,0.2", "a,b", "0.1,0.1,x", "0,0", "0.1,0.1,1,1", "0.1,0.1,-3"])
 def test_shares_to_hold_out_that_are_none_are_refused(tmp_path: Path, graph: Data, text: str) -> None:
     with pytest.raises(ooc.OptionError, match="such as"):
