@@ -414,7 +414,7 @@ class Workload:
     takes memory. ``bucketing``: by direction, how the sources of opaque layers can be shuffled; without it they can
     only be in memory whole. ``share``: the rows that this process computes (None: all). ``state_bytes``: optimizer
     state that a step reads from the SSD and writes back. ``line_bytes``: rows that plain sums pull from memory are best
-    a multiple of this (1: any).
+    a multiple of this (1: any). ``may_round``: whether what waits between passes may be rounded to a narrower type.
     """
 
     rows: int
@@ -437,6 +437,7 @@ class Workload:
     share: Share | None = None
     state_bytes: int = 0
     line_bytes: int = 1
+    may_round: bool = True
     leanest: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Layouts with the least memory found so far; they do not depend on budgets."""
 

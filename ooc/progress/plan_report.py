@@ -148,6 +148,7 @@ class PlanReport:
             "host_peak_bytes": plan.host_peak_bytes,
             "spill_bytes": plan.spill_bytes,
             "optimizer_state_bytes": plan.state_bytes,
+            "spills_rounded": self.workload.may_round,
             "bottleneck": timeline.bottleneck.value,
             "resources": [
                 {"resource": resource.value, "busy_s": busy_s, "bytes": moved.get(resource, 0)}

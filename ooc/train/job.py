@@ -20,8 +20,8 @@ import torch
 from ooc.engine.exchange import Exchange
 from ooc.engine.first_aggregation import find_aggregation
 from ooc.engine.session import Prepared
-from ooc.errors import BudgetError, OptionError
-from ooc.model.graph import LAPLACIANS, ActiveRows, GraphRows, load_rows, rows_nbytes
+from ooc.errors import BudgetError
+from ooc.model.graph import ActiveRows, GraphRows, load_rows, rows_nbytes
 from ooc.model.lowering.network import Network
 from ooc.plan import Hardware, Limits, Plan, Workload
 from ooc.plan.graphs import GraphStatistics, reach
@@ -40,7 +40,7 @@ from ooc.storage.store import Store, Task, array_shapes
 from ooc.train.embedding import LearntRows
 from ooc.train.objective import Objective
 from ooc.train.optimizer_state import StateOnDisk
-from ooc.train.resources import Resources, spill_dtype
+from ooc.train.resources import Resources, spill_dtype, unrounded
 
 Programs = Callable[[StageBuilder], dict[str, list[Step]]]
 """A function that returns the programs to plan, by name. The planner gives ``train`` the most weight."""
@@ -98,12 +98,7 @@ class Job:
         self._learnt_arrays = {} if self.learnt is None else self.learnt.arrays
         self._arrays = _arrays(network, store, resources.ranks) | self._learnt_arrays
         self._rows = GraphRows()
-        self._spill_dtype = spill_dtype(resources, network)
-        laplacian = bool(set(LAPLACIANS) & set(network.scalings))
-        if self._spill_dtype != network.dtype and laplacian and store.num_self_loops:
-            raise OptionError(
-                "ChebConv on a graph with self-loops keeps intermediates in its own type; leave out the spill dtype"
-            )
+        self._spill_dtype = spill_dtype(resources, network, store)
         self._fixed_host_bytes = self.extra_host_bytes + rows_nbytes(
             store, network.scalings, network.dtype.itemsize, on_device=resources.on_device
         )
@@ -312,6 +307,7 @@ class Job:
             fixed_device_bytes=fixed_device + self.extra_device_bytes + resources.overhead_bytes,
             state_bytes=state_bytes,
             kept=kept,
+            may_round=self.learnt is None and not unrounded(self.network, self.store),
         )
 
 

@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 from ooc.errors import OptionError
 from ooc.events import Listener, caution, ignore
 from ooc.memory import budgets_within, check_memory_alone, default_budgets, divide_memory
-from ooc.model.graph import largest_edge_ratio
+from ooc.model.graph import LAPLACIANS, largest_edge_ratio
 from ooc.model.lowering.network import Network, dtype_of
 from ooc.plan import UNMEASURED, Hardware, Limits
 from ooc.plan.program.capacity import ExchangeForm, ExchangeWay
@@ -336,17 +336,26 @@ def _height_of(values: int, columns: int, digits: int = 1, unit: int = _FEWEST_R
     return rows // fine * fine
 
 
-def spill_dtype(resources: Resources, network: Network) -> torch.dtype:
-    """Return the type in which data is kept between passes. Raises OptionError if it is wider than the model's."""
+def unrounded(network: Network, store: Store) -> str:
+    """Return why data cannot be kept between passes in a narrower type than the model's; empty if it can."""
+    if network.attends:
+        return (
+            "attention keeps logarithms of sums of exponentials, from which a narrower type could not give its "
+            "coefficients back"
+        )
+    if store.num_self_loops and set(LAPLACIANS) & set(network.scalings):
+        return "ChebConv on a graph with self-loops keeps intermediates in its own type"
+    return ""
+
+
+def spill_dtype(resources: Resources, network: Network, store: Store) -> torch.dtype:
+    """Return the type in which data is kept between passes. Raises OptionError if that cannot be."""
     wanted = resources.spill_dtype or network.dtype
     if wanted.itemsize > network.dtype.itemsize:
         names = str(wanted).removeprefix("torch."), str(network.dtype).removeprefix("torch.")
         raise OptionError(f"spill dtype {names[0]} is wider than the model's {names[1]}")
-    if wanted != network.dtype and network.attends:
-        raise OptionError(
-            "attention keeps logarithms of sums of exponentials, from which a narrower type could not give its "
-            "coefficients back; leave out the spill dtype"
-        )
+    if wanted != network.dtype and (why := unrounded(network, store)):
+        raise OptionError(f"{why}; leave out the spill dtype")
     return wanted
 
 

@@ -233,6 +233,8 @@ def test_advice_leaves_out_what_a_model_has_not(run: RunCommand, net: Path, tmp_
     for model in ("gat", f"{net}:Chebyshev"):
         code, out, err = run("plan", store, "--model", model, "--hidden", "8", "--memory", "64M", "--json")
         assert code == 0, err
-        assert [change["name"] for change in json.loads(out)["changes"]] == ["twice the memory", "a disk twice as fast"]
+        planned = json.loads(out)
+        assert [change["name"] for change in planned["changes"]] == ["twice the memory", "a disk twice as fast"]
+        assert not planned["spills_rounded"]
     code, _, err = run("plan", store, "--model", f"{net}:Chebyshev", "--spill-dtype", "bfloat16")
     assert code == 2 and "keeps intermediates in its own type; leave out the spill dtype\n" in err

@@ -19,7 +19,15 @@ from ooc.errors import OptionError, RunError
 from ooc.report.gantt import write_trace
 from ooc.report.page.charts import run_labels
 from ooc.report.page.document import page, write_report
-from ooc.report.page.figures import MOST_EPOCHS, compared, describe_matrix, describe_pass, figures, verdict
+from ooc.report.page.figures import (
+    MOST_EPOCHS,
+    compared,
+    describe_matrix,
+    describe_pass,
+    figures,
+    find_improvements,
+    verdict,
+)
 from ooc.train.runs.run import TIMELINE, RunFolder
 from ooc.train.trainer import Trainer
 from tests.examples import ordinary
@@ -123,6 +131,15 @@ def test_several_runs_stand_side_by_side(folder: Path) -> None:
     verdicts = re.findall(r'class="verdict">([^<]*)', html)
     assert len(verdicts) == 4 and "different graphs" not in verdicts[0]
     assert "by time an epoch" in verdicts[0] and "all stayed within their memory" in verdicts[0]
+
+
+def test_only_what_a_model_can_spill_in_is_proposed(first: dict[str, Any]) -> None:
+    """Attention cannot in a narrower type."""
+    waiting = first | {"medians": first["medians"] | {"wait_s": first["medians"]["time_s"]}}
+    for may_round in (True, False):
+        forecast = first["forecast"] | {"spills_rounded": may_round}
+        proposed = [one["what"] for one in find_improvements(waiting | {"forecast": forecast})]
+        assert ("--spill-dtype bfloat16" in proposed) == may_round and "an SSD twice as fast" in proposed
 
 
 def test_runs_on_different_graphs_are_called_so(first: dict[str, Any]) -> None:

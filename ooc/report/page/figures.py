@@ -320,7 +320,8 @@ def find_improvements(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     whole = sum(read + written for read, written in moved)
     intermediate = sum(read + written for read, written in moved if written)  # written matrices are read too
     narrowed = intermediate / whole if whole else 0.0
-    if wait_s and narrowed and config.get("spill_dtype") == "float32":
+    may_round = config.get("spill_dtype") == "float32" and (forecast is None or forecast.get("spills_rounded", True))
+    if wait_s and narrowed and may_round:
         note = "half the bytes between passes; rounds them, so results change"
         rows.append(_saving("--spill-dtype bfloat16", wait_s * narrowed / 2, note))
     if eval_s and config.get("eval_every") == 1:
