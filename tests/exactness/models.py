@@ -18,8 +18,14 @@ from torch_geometric.nn import (
     TAGConv,
 )
 from torch_geometric.nn import Sequential as GraphSequential
+from torch_geometric.utils import scatter
 
 H = 8
+
+
+def sum_at_targets(x: Tensor, edge_index: Tensor) -> Tensor:
+    """A helper of models elsewhere."""
+    return scatter(x[edge_index[0]], edge_index[1], dim_size=x.size(0))
 
 
 class Residual(nn.Module):

@@ -38,6 +38,7 @@ from ooc.errors import ModelError
 from ooc.kernels import neighbourhood
 from ooc.model.layers import opaque
 from ooc.storage.store import Store
+from tests.exactness import models
 from tests.exactness.comparison import FLOOR, TOLERANCE, assert_agrees, least, make_trainer, store_of, train_epoch
 from tests.exactness.reference import CustomCase, Reference, adam, disagreement
 from tests.examples import every_other
@@ -190,6 +191,18 @@ def weights_by_ends(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tenso
     return net.plain(x, edge_index, weight)  # type: ignore[no-any-return]
 
 
+def constants_and_helpers(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    """Tensors that forward makes, in weights of a layer and as an index; PyG's functions by other names and in another
+    module's helper."""
+    from torch_geometric import utils
+
+    back = edge_index[torch.tensor([1, 0])]
+    x = x + utils.scatter(x[back[0]] * (e * torch.tensor(0.5, dtype=x.dtype)), back[1], dim=0, dim_size=x.size(0))
+    weight = (e.mean(dim=1).exp() + torch.tensor([0.1])) * torch.tensor(2.0)
+    x = torch.index_select(x.tanh(), 1, torch.arange(H - 1, -1, -1))  # PyG has put a function of its own in torch
+    return models.sum_at_targets(net.plain(x, edge_index, weight), edge_index)
+
+
 def states(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
     row, col = edge_index
     for _ in range(2):
@@ -248,6 +261,7 @@ MODELS: list[Forward] = [
         self_loops,
         in_order,
         weights_by_ends,
+        constants_and_helpers,
         states,
         states_for_layers,
         aggregators,

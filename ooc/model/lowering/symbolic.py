@@ -22,7 +22,7 @@ from inspect import isfunction, signature
 from pathlib import Path
 from threading import get_ident
 from traceback import walk_stack
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 from unittest import mock
 
@@ -55,12 +55,14 @@ _NUMBERS_AT_ONCE = 1 << 18
 _ROUNDINGS = 100
 OF_BOTH_ENDS = ("propagate", "edge_updater")
 """The methods of PyG's convolutions that take separate rows for source and target nodes."""
-_CONSTANT = "_tensor_constant"
+_LIBRARIES = "torch", "torch_geometric"
+"""What users' modules are not part of."""
+CONSTANT = "_tensor_constant"
 """The prefix of torch.fx's names for tensors that a forward makes."""
 _ONCE = ", which would happen once and not in every epoch"
 _ADDED_SIZES = ((0, 0), (1009, 10**6), (10**6, 1010), (10**12, 10**12 + 1))
 """How many more rows and edges than were tried the graph may have; fewer for a small graph are added."""
-_OPERATOR_NAMES = "eq ne lt le gt ge add sub mul truediv floordiv mod pow and_ or_ not_ is_ is_not getitem"
+_OPERATOR_NAMES = "eq ne lt le gt ge neg add sub mul truediv floordiv mod pow and_ or_ not_ is_ is_not getitem"
 _NUMBER_FUNCTIONS = frozenset(getattr(operator, name) for name in _OPERATOR_NAMES.split())
 _SHAPE_NAMES = "size shape numel dim ndim dtype device layout is_cuda is_floating_point requires_grad"
 _SHAPE_QUERIES = frozenset(_SHAPE_NAMES.split())
@@ -120,7 +122,7 @@ class Calls:
                     raise self._changes(f"buffer {found[1]}") from error
                 raise
             self.nodes = list(self.graph.nodes)
-            constants = {name: value for name, value in vars(module).items() if name.startswith(_CONSTANT)}
+            constants = {name: value for name, value in vars(module).items() if name.startswith(CONSTANT)}
             if not _same_random_states(drawn, _random_states()):
                 raise self._refuse("it draws random numbers other than by dropout, or another thread has drawn some")
             for what in before.changed():
@@ -536,7 +538,11 @@ class _Tracer(fx.Tracer):
         of = root if self._opened is None else self._opened
         kinds = {kind for part in of.modules() for kind in type(part).__mro__}
         names = {one.__module__ for one in (*kinds, GCNConv, utils.get_laplacian)}
-        modules = [sys.modules[name] for name in names & sys.modules.keys()]
+        users = {name for name in names & sys.modules.keys() if name.partition(".")[0] not in _LIBRARIES}
+        own = [vars(sys.modules[name]) for name in users]
+        names |= {one.__module__ for part in own for one in part.values() if isfunction(one)}  # their helpers elsewhere
+        names |= {one.__name__ for part in own for one in part.values() if isinstance(one, ModuleType)}
+        modules = [utils, *(sys.modules[name] for name in names & sys.modules.keys())]
         found = [(one, name, f) for one in modules for name, f in [*vars(one).items()]]
         for owner, name, f in found:
             if isfunction(f) and f in self._of_edges:
@@ -1034,7 +1040,7 @@ def _describe_call(node: fx.Node) -> tuple[str, str, list[str]]:
     """Return what a node calls, and with which numbers."""
     target = str(node.target)
     given = [repr(one) for one in tree_leaves((node.args, node.kwargs)) if isinstance(one, _PLAIN[:-2])]
-    return node.op, _CONSTANT if target.startswith(_CONSTANT) else target, given
+    return node.op, CONSTANT if target.startswith(CONSTANT) else target, given
 
 
 # ---- what a user has put in the place of a module's own parts ---------------------------------------------

@@ -48,6 +48,7 @@ from ooc.model.lowering.matrices import swaps_ends
 from ooc.model.lowering.norms import NORMS, lower_hetero_batch_norm, lower_norm
 from ooc.model.lowering.plain_forwards import GLOBAL_ATTENTIONS, lower_global_attention
 from ooc.model.lowering.symbolic import (
+    CONSTANT,
     LINEAR,
     PLACE,
     Calls,
@@ -408,7 +409,10 @@ class Interpreter:
             small = dict(zip(("x", "edge_index", "edge_weight"), small_inputs(1, 0, dtype=setting.dtype), strict=False))
             tried = [small_rows(given[name].tail, dtype=setting.dtype) for name in rows]
             tried += [small[name] for name in of_edges]
-            return with_arguments(CalledByName, names, conv, names, plain, beside=self.whole), tried
+            within = with_arguments(CalledByName, names, conv, names, plain, beside=self.whole)
+            # What edges are computed of may be tensors that forward made.
+            vars(within).update((name, one) for name, one in vars(self.whole).items() if name.startswith(CONSTANT))
+            return within, tried
 
         key = conv, "within", conv.training, str(plain), *((name, given[name].tail) for name in rows), *of_edges
         whole, calls = calls_of(setting, key, where, made, rows=len(rows), opened=conv)
@@ -576,11 +580,14 @@ def _dropout_inside(module: nn.Module) -> float:
 
 def _same_edges(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Graph | None:
     """Return all edges as a call gives them, with their ends as they are or swapped; None for any other call."""
-    if args and isinstance(args[0], Graph):
-        if swaps_ends(target, args, kwargs):
-            return replace(args[0], flipped=not args[0].flipped)
-        if target in ("long", "contiguous", "clone") and len(args) == 1:
-            return args[0]
+    edges, rest = args[0] if args else None, args[1:]
+    if isinstance(edges, Graph):
+        if target is operator.getitem and isinstance(rest[0], Free) and not (rest[0].parameters or rest[0].moments):
+            rest = [rest[0].of({}).tolist()]  # an index that is a constant tensor
+        if swaps_ends(target, [edges, *rest], kwargs):
+            return replace(edges, flipped=not edges.flipped)
+        if target in ("long", "contiguous", "clone") and not rest:
+            return edges
     parts = args[0] if target is torch.stack else None
     if isinstance(parts, (list, tuple)) and kwargs.get("dim", args[1] if len(args) > 1 else 0) in (0, -2):
         ends = [one.args if isinstance(one, EdgeCall) and one.target is operator.getitem else () for one in parts]

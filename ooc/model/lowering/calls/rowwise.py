@@ -56,6 +56,7 @@ ROWWISE_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
         getattr,
         *(getattr(operator, name) for name in _OPERATOR_NAMES.split()),
         *(getattr(torch, name) for name in _TORCH_NAMES.split() if hasattr(torch, name)),
+        torch._C._VariableFunctions.index_select,  # for which PyG has put another function in torch
         *(torch.zeros, torch.ones, torch.full),  # with that many rows
         *(torch.linalg.norm, torch.linalg.vector_norm),
         assigned,
