@@ -542,7 +542,7 @@ class _Tracer(fx.Tracer):
         own = [vars(sys.modules[name]) for name in users]
         names |= {one.__module__ for part in own for one in part.values() if isfunction(one)}  # their helpers elsewhere
         names |= {one.__name__ for part in own for one in part.values() if isinstance(one, ModuleType)}
-        modules = [utils, *(sys.modules[name] for name in names & sys.modules.keys())]
+        modules = [sys.modules[name] for name in (names | {utils.__name__}) & sys.modules.keys()]
         found = [(one, name, f) for one in modules for name, f in [*vars(one).items()]]
         for owner, name, f in found:
             if isfunction(f) and f in self._of_edges:
