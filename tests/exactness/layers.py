@@ -30,7 +30,7 @@ from torch_geometric.nn import (
 )
 from torch_geometric.nn.aggr import AttentionalAggregation, DeepSetsAggregation, DegreeScalerAggregation, Set2Set
 from torch_geometric.typing import OptTensor
-from torch_geometric.utils import add_self_loops, softmax
+from torch_geometric.utils import add_self_loops, scatter, softmax
 
 H = 6
 Make = Callable[[int, int], nn.Module]
@@ -315,3 +315,7 @@ MODELS: dict[str, Make] = {
     "partly frozen": PartlyFrozen,
     "positions": Placed,
 }
+
+
+def sum_over_edges(x: Tensor, edge_index: Tensor) -> Tensor:
+    return scatter(x[edge_index[0]], edge_index[1], dim_size=x.size(0))

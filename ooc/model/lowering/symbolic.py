@@ -55,7 +55,7 @@ _NUMBERS_AT_ONCE = 1 << 18
 _ROUNDINGS = 100
 OF_BOTH_ENDS = ("propagate", "edge_updater")
 """The methods of PyG's convolutions that take separate rows for source and target nodes."""
-_LIBRARIES = "torch", "torch_geometric"
+_LIBRARIES = "torch", "torch_geometric", "ooc"
 """What users' modules are not part of."""
 CONSTANT = "_tensor_constant"
 """The prefix of torch.fx's names for tensors that a forward makes."""
@@ -537,12 +537,7 @@ class _Tracer(fx.Tracer):
         yield mock.patch.object(torch, "sparse_coo_tensor", partial(matrix_of_edges, torch.sparse_coo_tensor))
         of = root if self._opened is None else self._opened
         kinds = {kind for part in of.modules() for kind in type(part).__mro__}
-        names = {one.__module__ for one in (*kinds, GCNConv, utils.get_laplacian)}
-        users = {name for name in names & sys.modules.keys() if name.partition(".")[0] not in _LIBRARIES}
-        own = [vars(sys.modules[name]) for name in users]
-        names |= {one.__module__ for part in own for one in part.values() if isfunction(one)}  # their helpers elsewhere
-        names |= {one.__name__ for part in own for one in part.values() if isinstance(one, ModuleType)}
-        modules = [sys.modules[name] for name in (names | {utils.__name__}) & sys.modules.keys()]
+        modules = _modules_used({one.__module__ for one in (*kinds, GCNConv, utils.get_laplacian)} | {utils.__name__})
         found = [(one, name, f) for one in modules for name, f in [*vars(one).items()]]
         for owner, name, f in found:
             if isfunction(f) and f in self._of_edges:
@@ -821,6 +816,19 @@ def _proxy_length(of: fx.Proxy) -> int:
         "it asks for the number of rows by len(), which is another one for every tile; x.size(0) of all may be added "
         "and multiplied with, and sums, means and norms are over all"
     )
+
+
+def _modules_used(names: set[str]) -> list[ModuleType]:
+    """Return the loaded modules of these ``names`` and those whose functions a user's among them has, and so on."""
+    found, waiting = dict[str, ModuleType](), [*names]
+    while waiting:
+        name = waiting.pop()
+        if name not in found and name in sys.modules:
+            found[name] = sys.modules[name]
+            own = () if name.partition(".")[0] in _LIBRARIES else [*vars(found[name]).values()]
+            waiting += [one.__module__ for one in own if isfunction(one)]
+            waiting += [one.__name__ for one in own if isinstance(one, ModuleType)]
+    return [*found.values()]
 
 
 @cache
