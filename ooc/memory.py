@@ -133,7 +133,7 @@ def processor_name() -> str:
 
 def mount_of(path: Path) -> tuple[str, str, str]:
     """Return type and source of the filesystem that holds ``path``, existing or not, and where it is mounted."""
-    above = (path.resolve(), *path.resolve().parents)
+    above = ((real := Path(os.path.realpath(path))), *real.parents)  # a loop of links is none yet
     mounted = [one for one in psutil.disk_partitions(all=True) if Path(one.mountpoint) in above]
     found = max(reversed(mounted), key=lambda one: len(one.mountpoint), default=None)
     return ("the filesystem", "unknown", "/") if found is None else (found.fstype, found.device, found.mountpoint)

@@ -122,10 +122,10 @@ def command(
 
         for name in ("spill_dir", "links"):
             if options[name] is not None:
-                options[name] = str(Path(options[name]).resolve())
+                options[name] = os.path.realpath(options[name])
         options.update({name: list(value) for name, value in options.items() if isinstance(value, tuple)})
         settle_memory(context, options)
-        on = None if store is None else str(Path(store).resolve())
+        on = None if store is None else os.path.realpath(store)
         if resume and out is not None:
             run, settings = _resumed(context, on, Path(out), seeds, options)
         else:
@@ -214,7 +214,7 @@ def _local_settings(
     own |= {name: options[name] for name in _MACHINE_OPTIONS if _is_given(context, name)}
     own = with_one_memory({name: value for name, value in own.items() if value is not None})
     for name in ("store", "spill_dir", "links"):
-        own.update({name: str(Path(own[name]).resolve())} if name in own else {})
+        own.update({name: os.path.realpath(own[name])} if name in own else {})
     return replace(settings, **own)
 
 

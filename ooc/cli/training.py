@@ -236,7 +236,7 @@ def _print_heading(
     if trainer.hardware in (UNMEASURED, UNMEASURED_DEVICE):
         of_device = " --device cuda" if settings.device == "cuda" else ""
         spill = shlex.quote(str(trainer.spill_dir))
-        of_disk = "" if trainer.spill_dir.resolve() == Path.cwd() else f" --spill-dir {spill}"
+        of_disk = "" if trainer.spill_dir.absolute() == Path.cwd() else f" --spill-dir {spill}"
         say(console, f"(estimates; ooc profile{of_device}{of_disk} measures this machine in 15 s)")
 
 

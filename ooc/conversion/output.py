@@ -99,7 +99,7 @@ ON_CANCEL = ("keep", "remove")
 
 def resolved(path: Path) -> Path:
     """Return ``path`` with its folder made absolute; a final link is not followed, since the link would be replaced."""
-    return path.parent.resolve() / path.name if path.name else path.resolve()
+    return Path(os.path.realpath(path.parent)) / path.name if path.name else path.resolve()
 
 
 def check_target(target: Path, *, force: bool) -> None:

@@ -60,7 +60,7 @@ def describe_memory(report: PlanReport, spill_dir: Path) -> str:
         sizes = f"{format_size(limits.device_bytes)} on the GPU and {format_size(limits.host_bytes)} beside it"
     else:
         sizes = format_size(limits.memory_bytes)
-    where = "here" if spill_dir.resolve() == Path.cwd() else f"in {spill_dir}"
+    where = "here" if spill_dir.absolute() == Path.cwd() else f"in {spill_dir}"
     stepped = report.plan.state_bytes
     kept = f"; {format_size(stepped)} of what the optimizer keeps on the disk" if stepped else ""
     return sizes + kept + (f"; {format_size(spilled)} of scratch on the disk, {where}" if spilled else "")

@@ -310,6 +310,7 @@ def test_models_and_norms_resume_exactly(run: RunCommand, graph: Path, here: Pat
         (["--gpu-budget", "10K"], r"give --gpu-budget \d+[KM]"),
         (["--host-budget", "10K"], r"give --host-budget \d+[KM]?"),
         (["--spill-dir", "/proc/nowhere", "--gpu-budget", "64M"], "spill folder /proc/nowhere: "),
+        (["--spill-dir", "loop"], "loop: File exists"),
         (["--memory", "1G"], "give either it or --gpu-budget and --host-budget"),
         (["--block-rows", "7"], "multiple of 2048"),
         (["--patience", "3", "--eval-every", "0"], "patience counts evaluations; give --eval-every"),
@@ -319,10 +320,12 @@ def test_models_and_norms_resume_exactly(run: RunCommand, graph: Path, here: Pat
 def test_what_cannot_be_run_leaves_nothing(
     run: RunCommand, graph: Path, here: Path, options: list[str], message: str
 ) -> None:
+    loop = here / "loop"
+    loop.symlink_to("loop")
     code, _, err = run("train", graph, *SMALL, "--epochs", "1", *options)
     assert code == 2
     assert err.startswith("ooc: error: ") and err.count("\n") == 1 and re.search(message, err)
-    assert list(here.iterdir()) == []
+    assert list(here.iterdir()) == [loop]
 
 
 def test_the_least_budget_named_is_enough(run: RunCommand, graph: Path, here: Path) -> None:

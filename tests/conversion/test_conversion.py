@@ -209,6 +209,9 @@ def test_force_never_removes_what_is_no_store(tmp_path: Path, monkeypatch: pytes
 def test_folders_that_cannot_take_the_output_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SourceError, match="does not exist"):
         ooc.convert(_SYNTHETIC, tmp_path / "none" / "g.ooc")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(SourceError, match="does not exist"):
+        ooc.convert(_SYNTHETIC, tmp_path / "loop" / "g.ooc")
     with pytest.raises(SourceError, match=r"cannot be made|not writable"):
         ooc.convert(_SYNTHETIC, "/proc/g.ooc")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
