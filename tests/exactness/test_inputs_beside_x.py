@@ -45,7 +45,9 @@ class All(nn.Module):
 
     def forward(self, z: Tensor, x: Tensor, edge_index: Tensor, pos: Tensor, level: Tensor) -> Tensor:
         counted = x + z.to(x.dtype) / KINDS + level.int().float().view(-1, 1)
-        rows = torch.cat([counted, pos, self.table(z.squeeze().long()) + self.table(level.to(torch.long))], dim=1)
+        looked_up = self.table(z.squeeze().long()) + self.table(level.to(torch.long))
+        assert looked_up.size(1) == H  # which is computed of made-up numbers
+        rows = torch.cat([counted, pos, looked_up], dim=1)
         out: Tensor = self.last(self.encoder(rows, edge_index).relu(), edge_index)
         return out
 

@@ -91,7 +91,8 @@ def test_a_model_in_eval_mode_trains_whole(when: str, tmp_path: Path) -> None:
 
 
 class CutOff(nn.Module):
-    """Two parts of the output have no gradient to pass on: one behind ``detach``, one that only scales."""
+    """Parts of the output have no gradient to pass on: one behind ``detach``, with one that is made with gradients off
+    in it, and one that only scales."""
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
@@ -101,7 +102,10 @@ class CutOff(nn.Module):
         self.last = SAGEConv(8, classes)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        aside = self.attention(self.norm(self.aside(x, edge_index)).relu(), edge_index).detach()
+        with torch.no_grad():
+            aside = self.norm(self.aside(x, edge_index)).relu_()
+            assert aside.size(1) == 8
+        aside = aside + self.attention(aside, edge_index).detach()
         x = self.first(x, edge_index).relu() * self.mixed + aside * self.scale.detach()
         return self.last(x, edge_index)
 

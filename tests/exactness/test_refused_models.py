@@ -522,7 +522,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "a tensor written into": (Writing, ("Writing", "changes its attribute total")),
     "asking for tensors": (lambda: Between(lambda x: x if type(x) is Tensor else -x), ("type(x)",)),
     "asking for tensors, of roots": (Roots, ("type(x)",)),
-    "gradients off": (lambda: Between(nn.Linear(8, 8), without_gradients=True), ("between", "gradients off")),
+    "gradients off": (
+        lambda: Between(lambda x: x.relu_(), without_gradients=True),
+        ("relu_", "gradients off", "detach()"),
+    ),
     "a backward of its own": (lambda: Between(lambda x: Reversed.apply(x)), ("Reversed", "autograd.Function")),
     "a backward under another name": (lambda: Between(Reversed.apply), ("gradients", "backward of its own")),
     "a view overwritten": (lambda: Between(view_overwritten), ("writes into",)),

@@ -2,9 +2,9 @@
 """Find a module's calls by running its forward twice on stand-ins for tensors (torch.fx).
 
 Stand-ins see calls and nothing else. Anything else that forward does would happen once, or be lost, and nobody would
-notice: drawing random numbers, counting calls, turning gradients off, a backward of its own, asking whether something
-is a tensor. So each of these is detected and refused by name. Moreover, the calls must give the same results as the
-module itself on a small graph.
+notice: drawing random numbers, counting calls, a backward of its own, asking whether something is a tensor. So each of
+these is detected and refused by name, and what is computed with gradients off is detached. Moreover, the calls must
+give the same results as the module itself on a small graph.
 """
 
 import builtins
@@ -131,8 +131,7 @@ class Calls:
         self._check_written()
         vars(module).update(constants)  # keeps tensors alive that forward makes and calls refer to
         self.constants = constants
-        if self.training:
-            self._check_gradients(tracer.without_gradients)
+        self._cut_gradients(tracer)
         self._check_results()
 
     def __repr__(self) -> str:
@@ -198,25 +197,36 @@ class Calls:
 
         return mock.patch.object(torch.autograd.Function, "apply", classmethod(apply))
 
-    def _check_gradients(self, without: set[fx.Node]) -> None:
-        """Refuse calls made with gradients off although they depend on trained parameters; for others it makes no
-        difference."""
-        modules, trained = dict(self.module.named_modules()), set[fx.Node]()
+    def _cut_gradients(self, tracer: "_Tracer") -> None:
+        """Detach what is computed with gradients off from what is made of it with gradients on, as far as it depends on
+        trained parameters; for others it makes no difference."""
+        modules, trained, without = dict(self.module.named_modules()), set[fx.Node](), tracer.without_gradients
         for node in self.nodes:
             own: list[Any] = []
             if node.op == "call_module":
                 own = list(modules[str(node.target)].parameters())
             elif node.op == "get_attr":
                 own = [attribute(self.module, str(node.target))]
-            if any(getattr(o, "requires_grad", False) for o in own) or trained.intersection(node.all_input_nodes):
-                if node in without:
-                    what = str(node.target if node.op == "call_module" else node.name).removeprefix("model.")
-                    raise self._refuse(
-                        f"{what} is computed with gradients off, and has parameters that are trained: set their "
-                        "requires_grad to False"
-                    )
-                if node.target not in ("detach", torch.detach):
-                    trained.add(node)
+            needs = any(getattr(o, "requires_grad", False) for o in own) or trained.intersection(node.all_input_nodes)
+            if not needs or _is_of_sizes(node) or node.target in ("detach", torch.detach):
+                continue
+            trained.add(node)
+            users = [user for user in node.users if user not in without]
+            if node not in without or not users:
+                continue
+            into = node.all_input_nodes[0] if writes_in_place(node) or node.target is assigned else None
+            if not isinstance(tracer._sample(node), Tensor) or (into is not None and into not in without):
+                what = str(node.target if node.op == "call_module" else node.name).removeprefix("model.")
+                raise self._refuse(
+                    f"{what}, with gradients off, gives several results, or writes into what is made with them; use "
+                    "detach() instead"
+                )
+            with self.graph.inserting_after(node):
+                cut = self.graph.call_method("detach", (node,))
+            cut.meta[PLACE] = node.meta[PLACE]
+            for user in users:
+                user.replace_input_with(node, cut)
+        self.nodes = list(self.graph.nodes)
 
     def _check_results(self) -> None:
         """Refuse a module whose results, or gradients in training, differ from those of its calls. A module that fails
@@ -680,7 +690,11 @@ class _Tracer(fx.Tracer):
                         self._samples[one] = self._inputs[at].clone()
                     elif one in needed:
                         args, kwargs = fx.node.map_arg((one.args, one.kwargs), self._samples.__getitem__)
-                        self._samples[one] = called(self.root, one.op, one.target, args, kwargs)
+                        found = called(self.root, one.op, one.target, args, kwargs)
+                        # Made-up numbers may lie outside of a table; 0 is in each.
+                        whole = getattr(found, "dtype", None) in (torch.int, torch.long)
+                        looks_up = whole and args and isinstance(args[0], Tensor) and args[0].is_floating_point()
+                        self._samples[one] = torch.zeros_like(found) if looks_up else found
         finally:
             self._traced_in = get_ident()
         return self._samples[node]
