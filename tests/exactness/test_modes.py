@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv, SAGEConv
+from torch_geometric.nn import GATConv, GINConv, SAGEConv
+from torch_geometric.utils import add_remaining_self_loops, scatter
 
 from ooc.errors import ModelError
-from tests.exactness.comparison import assert_agrees, least, make_trainer, store_of
-from tests.exactness.reference import CustomCase, adamw
+from tests.exactness.comparison import assert_agrees, least, make_trainer, store_of, train_epoch
+from tests.exactness.reference import CustomCase, Reference, adam, adamw, buffers_of, disagreement
 from tests.graphs import GraphCase, random_data
 
 GRAPH = GraphCase(self_loops=6, isolated=7, duplicates=15, unlabelled=8)
@@ -88,6 +89,39 @@ def test_a_model_in_eval_mode_trains_whole(when: str, tmp_path: Path) -> None:
         trainer.model.train().norm.eval()  # type: ignore[operator]
         with pytest.raises(ModelError, match=r"norm\.training of the model has changed"):
             trainer.fit(3, eval_every=0)
+
+
+class OfComputedEdges(nn.Module):
+    """A norm in a layer that is given computed edges, and a frozen part that rows of edges go through."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.conv = GINConv(nn.Sequential(nn.Linear(features, 8), nn.BatchNorm1d(8)))
+        self.dropout, self.last = nn.Dropout(0.5), nn.Linear(8, classes)
+
+    def train(self, mode: bool = True) -> "OfComputedEdges":
+        super().train(mode)
+        self.dropout.eval()
+        return self
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        row, col = edge_index
+        loops, _ = add_remaining_self_loops(edge_index, num_nodes=x.size(0))
+        x = self.conv(x, loops).relu()
+        return self.last(x + scatter(self.dropout(x[row] * x[col]), col, dim_size=x.size(0)))
+
+
+def test_parts_that_computed_edges_go_through_keep_their_modes(tmp_path: Path) -> None:
+    """Predictions go by running statistics, and leave these as they are."""
+    case, data = CustomCase(make=OfComputedEdges), random_data(GRAPH)
+    with make_trainer(case, store_of(data, tmp_path), tmp_path) as trainer:
+        expected = Reference(case, trainer.model, data, adam).train()
+        difference, whose = disagreement(train_epoch(trainer), expected, floor=1e-3)
+        assert difference <= 1e-9, whose
+        found = trainer.predict()
+        assert found is not None
+        assert torch.allclose(found, trainer.model.eval()(data.x, data.edge_index), rtol=1e-9)
+        assert all(torch.allclose(now, expected.buffers[name]) for name, now in buffers_of(trainer.model).items())
 
 
 class CutOff(nn.Module):

@@ -48,7 +48,7 @@ class UniformModel(nn.Module):
         self, model: nn.Module, way: CallConvention, places: Sequence[Any], results: Results, spaces: Sequence[str] = ()
     ) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.training = model, model.training
         self.way, self.places, self.results, self.spaces = way, places, results, spaces
 
     def call(self, *given: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class CalledByName(nn.Module):
         super().__init__()
         for name, part in () if beside is None else beside.named_children():
             setattr(self, name, part)
-        self.conv, self.flow = conv, getattr(conv, "flow", "source_to_target")
+        self.conv, self.training, self.flow = conv, conv.training, getattr(conv, "flow", "source_to_target")
         self.names, self.plain, self.function, self.ends, self.parts = names, plain, function, ends or {}, parts
 
     def call(self, *given: Tensor) -> Any:

@@ -437,7 +437,7 @@ class Interpreter:
             for path, name in parts.items():
                 setattr(traced[key], name, attribute(self.whole, path))
             traced[key].flow = getattr(owner, "flow", "source_to_target")
-        traced[key].train(owner.training)
+        traced[key].training = owner.training  # its parts have modes of their own
         own = dict[EdgeCall, EdgeCall]()
         for one in steps:
             args, kwargs = map_aggregate(
