@@ -133,7 +133,7 @@ class Context(nn.Module):
         beside = context.repeat(x.size(0), 1), (gated.mean(0).unsqueeze(0) ** 2).expand(x.size(0), -1)
         x = torch.cat([gated, *beside], dim=1)
         mean, root = x.mean(0), x.shape[0] ** 0.5
-        x = x / torch.norm(x) + x / x.std() + (x - x.mean()) / x.sum(0).size(0) * x.norm(p=1, dim=0).dim() / root
+        x = x / torch.linalg.norm(x) + x / x.std() + (x - x.mean()) / x.sum(0).size(0) * x.norm(p=1, dim=0).dim() / root
         x = x + (mean.unsqueeze(1) * torch.ones(18, 18)).sum(-2) + (mean[:, None] @ mean[None]).diagonal()
         x = x + torch.stack([mean, x.sum(0) / x.size(0)], 1).sum(-1) + x.mean(0, keepdim=True).squeeze()
         pair = torch.stack([x, x.relu()])
@@ -151,7 +151,7 @@ class ByHand(nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         q, k, v = (one(x).reshape(-1, 2, 4) for one in (self.q, self.k, self.v))
-        q, k = q / torch.norm(q, p=2), k / torch.norm(k, p=2)  # SGFormer, DIFFormer
+        q, k = q / torch.norm(q, p=2), k / torch.linalg.vector_norm(k, ord=2)  # SGFormer, DIFFormer
         nodes, ones = q.shape[0], torch.ones([k.shape[0]], dtype=x.dtype)
         above = torch.einsum("nhm,hmd->nhd", q, torch.einsum("lhm,lhd->hmd", k, v)) + nodes * v
         above += torch.einsum("l,lhd->hd", ones, v).unsqueeze(0).repeat(v.shape[0], 1, 1)

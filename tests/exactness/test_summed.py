@@ -188,6 +188,13 @@ class CentredEdges(Own):
         return x_j - x_j.mean(dim=0)
 
 
+class CountedEdges(Own):
+    """A part of the number of edges."""
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j / x_j.size(0)
+
+
 class OwnAggregate(Own):
     """Sums by a function of its own."""
 
@@ -339,7 +346,7 @@ def test_dropout_of_edges(tmp_path: Path) -> None:
     assert runs_as_it_is(planned(Dropping, tmp_path))
 
 
-@pytest.mark.parametrize("make", [NormOfEdges, CentredEdges, FewerNodes])
+@pytest.mark.parametrize("make", [NormOfEdges, CentredEdges, CountedEdges, FewerNodes])
 def test_what_all_edges_decide(make: Callable[[int, int], nn.Module], tmp_path: Path) -> None:
     """Over edges a mean, or a count of nodes, is another one than over rows: it is refused, as what runs as it is."""
     with pytest.raises(ModelError):

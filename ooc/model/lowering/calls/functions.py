@@ -460,7 +460,8 @@ class Functions:
         first, count, shape = args[0], self._assembly.num_rows(of.inputs[0]), tried.shape
         if of.name in ("var", "std"):
             return self._deviation(of.name, first, args, kwargs, shape)
-        p = kwargs.get("p", (args[1:] or [2])[0]) if of.name == "norm" else 1
+        given = [one for name, one in kwargs.items() if name in ("p", "ord")] or args[1:] or [2]
+        p = given[0] if of.name.endswith("norm") else 1
         power = 2.0 if p in ("fro", None) else float(p)  # a norm is the root of a sum of squares
         if not 0 < power < inf:
             return None

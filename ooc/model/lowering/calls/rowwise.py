@@ -77,7 +77,10 @@ OF_OTHER_SHAPES = frozenset(
 )
 """Functions, by name, that may return several results, truth values, or rows in another dimension."""
 MAY_BE_SUMS = frozenset(
-    ["sum", "mean", "norm", "var", "std", "matmul", "mm", "bmm", "einsum", "tensordot", "dot", "mv"]
+    [
+        *("sum", "mean", "norm", "linalg_norm", "linalg_vector_norm", "var", "std"),
+        *("matmul", "mm", "bmm", "einsum", "tensordot", "dot", "mv"),
+    ]
 )
 """Functions, by name, that may add up over all rows."""
 ARITHMETIC = frozenset(["add", "sub", "mul", "truediv", "div", "true_divide", "pow"])

@@ -28,6 +28,7 @@ from ooc.model.layers.propagation import EdgeCall
 from ooc.model.layers.sums import SUMS, aggregated, normalization
 from ooc.model.lowering.assembly import Assembly, Setting, check_matrix, first_line
 from ooc.model.lowering.calls.interpreter import Interpreter
+from ooc.model.lowering.calls.rowwise import ARITHMETIC
 from ooc.model.lowering.calls.stand_ins import leaves_of
 from ooc.model.lowering.projection import Linear, Projection
 from ooc.model.lowering.rectified import ExponentialLinear, Rectified, Sigmoidal
@@ -326,6 +327,9 @@ class _MessageInterpreter(Interpreter):
 
     def _result(self, node: fx.Node) -> Any:
         given = [self.known[one] for one in node.all_input_nodes]
+        name = getattr(node.target, "__name__", node.target)
+        if name in ARITHMETIC and any(isinstance(one, RowCount) for one in given):
+            raise ModelError(f"{name} computes with the number of edges, which is not that of rows")
         if not any(one is _VECTOR or one is _COLUMN for one in given):
             return super()._result(node)
         if given == [_VECTOR] and not node.kwargs and node.args[1:] in _TO_COLUMN.get(node.target, ()):
