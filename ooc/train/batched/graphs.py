@@ -263,11 +263,15 @@ class LargestNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._marked[_storage(made)] = 0
             elif func is torch.ops.aten.index_put_.default and marked is not None and len(args[1]) == 1:
                 self._marked[_storage(made)] = marked + args[1][0].numel()
-        if isinstance(made, Tensor) and args and isinstance(args[0], Tensor):
-            if not made.dim():
-                _mark(self._of_graphs, made, _storage(args[0]) in self._of_graphs)
-            if made.dtype is torch.bool:
-                _mark(self._of_values, made, any(isinstance(one, Tensor) and self._is_value(one) for one in args))
+        given = [one for one in args if isinstance(one, Tensor)]
+        of_graphs = given[:1] == [*args[:1]] and _storage(given[0]) in self._of_graphs
+        for one in made if isinstance(made, (tuple, list)) else (made,):
+            if not isinstance(one, Tensor):
+                continue
+            if not one.dim() or _storage(one) not in map(_storage, given):  # what was there before has been freed
+                _mark(self._of_graphs, one, of_graphs and not one.dim())
+            if one.dtype is torch.bool:
+                _mark(self._of_values, one, any(map(self._is_value, given)))
         return made
 
     def _places(self, index: Any) -> list[Any]:

@@ -25,10 +25,10 @@ from ooc.errors import TrainingError
 from ooc.events import Event, TaskAdvanced
 from ooc.models import Pooled
 from ooc.plan.hardware import UNMEASURED
-from ooc.sampling.graphs import GraphLoader
+from ooc.sampling.graphs import GraphLoader, Size
 from ooc.sizes import parse_size
 from ooc.storage.store import Store, Task
-from ooc.train.batched.graphs import GraphTrainer, fitting_batches
+from ooc.train.batched.graphs import GraphTrainer, LargestNumbers, fitting_batches
 from tests.examples import ordinary, thorough
 from tests.graphs import many_graphs
 from tests.processes import together
@@ -446,6 +446,15 @@ def test_counts_are_as_large_as_batches(stores: dict[str, Store]) -> None:
         optimizer.step()
         total += loss.item() * len(batch.y)
     assert record.loss == pytest.approx(total / sum(map(len, batches)), rel=1e-12)
+
+
+def test_numbers_of_graphs_and_of_nodes_are_told_apart_where_one_lies_in_the_others_place() -> None:
+    """A tensor made where a number of graphs has been freed counts nodes, as in ``to_dense_adj`` behind a pooling."""
+    of_graphs = torch.zeros(9, dtype=torch.int64, device="meta")
+    with LargestNumbers(Data(batch=of_graphs), Size(4, 9, 0, 0, 5)):
+        for _ in range(9):
+            assert int(of_graphs.max()) == int(of_graphs[-1]) == 3
+            assert int(of_graphs.new_zeros(4).max()) == int(of_graphs.sort().indices.max()) == 5
 
 
 class Categories(nn.Module):
