@@ -2,6 +2,7 @@
 """Graphs whose edges have a type by number, ``edge_type``, against PyG's RGCNConv, full batch."""
 
 import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.nn import FastRGCNConv, FiLMConv, GCNConv, RGATConv, RGCNConv
+from torch_geometric.nn import FastRGCNConv, FiLMConv, GATConv, GCNConv, GraphConv, RGATConv, RGCNConv, SAGEConv
 
 import ooc
 from ooc.errors import ModelError, SourceError
@@ -127,6 +128,31 @@ def test_a_number_is_a_type_of_edges(tmp_path: Path) -> None:
     assert ooc.convert(data, tmp_path / "h.ooc", drop_edge_data=True).types is None
 
 
+class OneByOne(nn.Module):
+    """A layer for each type, as one writes it by hand."""
+
+    def __init__(self, relations: int = 5) -> None:
+        super().__init__()
+        kinds = [SAGEConv, GCNConv, partial(GATConv, concat=False, heads=2), partial(SAGEConv, aggr="max")]
+        self.convs = nn.ModuleList(kinds[number % 4](FEATURES, HIDDEN) for number in range(relations))
+        self.turned, self.out = GraphConv(HIDDEN, HIDDEN), RGCNConv(HIDDEN, CLASSES, RELATIONS)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
+        found = 0
+        for number, conv in enumerate(self.convs):
+            mask = edge_type == number
+            found = found + conv(x, edge_index[:, mask])
+        found = self.turned(found.relu(), edge_index[:, edge_type.eq(1)].flip(0))
+        out: Tensor = self.out(found, edge_index, edge_type)
+        return out
+
+
+def test_layers_may_be_given_the_edges_of_a_type(tmp_path: Path) -> None:
+    """Also of one without any."""
+    torch.manual_seed(3)
+    assert_as_pyg(OneByOne().double(), tmp_path)
+
+
 class Alike(Net):
     """A layer that takes edges of all types alike."""
 
@@ -153,9 +179,19 @@ class Turned(Net):
         (Turned(), "it must be given the model's own edge_index and edge_type"),
         (Alike(), "GCNConv"),
         (Net(FiLMConv), r"FiLMConv .*types that a layer looks up are a column of edge_attr"),
+        (OneByOne(6), "it asks for edges of type 5; the graph has 5 types"),
         (nn.Sequential(RGCNConv(FEATURES, CLASSES, RELATIONS)), r"or \(x, edge_index, edge_type\)"),
     ],
-    ids=["medians", "more types", "another attention", "edges turned", "edges alike", "films", "one argument"],
+    ids=[
+        "medians",
+        "more types",
+        "another attention",
+        "edges turned",
+        "edges alike",
+        "films",
+        "no such type",
+        "one argument",
+    ],
 )
 def test_models_that_are_not_exact_are_refused_by_name(model: nn.Module, told: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=told):

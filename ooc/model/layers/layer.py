@@ -80,7 +80,10 @@ class EdgeInput:
 
 @dataclass(frozen=True, slots=True)
 class EdgeKinds:
-    """Stands for the numbers of edge types, in the store's order, beside a ``Graph`` of all edges."""
+    """Stands for the numbers of edge types, in the store's order, beside a ``Graph`` of all edges; or, with ``equal``,
+    for which edges are of that type."""
+
+    equal: int | None = None
 
 
 class NoFormulaError(ModelError):

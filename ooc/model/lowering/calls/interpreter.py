@@ -493,6 +493,8 @@ class Interpreter:
             args = [kwargs.pop(first)]
         if (graph := _same_edges(target, args, kwargs)) is not None:
             return graph
+        if (of_type := self._edges_of_a_type(target, args)) is not None:
+            return of_type
         if target is operator.getitem and isinstance(args[0], dict):
             return args[0].get(args[1])
         kind = [*args[1:], *kwargs.values()] if target in ("to", "type") else [torch.int] if target == "int" else []
@@ -513,6 +515,19 @@ class Interpreter:
         if kwargs.get("inplace"):
             kwargs["inplace"] = False
         return self._functions.call(Call(name, target, args, kwargs, bool(node.users), writes_in_place(node)))
+
+    def _edges_of_a_type(self, target: Any, args: Sequence[Any]) -> EdgeKinds | Graph | None:
+        """Return what ``edge_type == 1`` gives, or ``edge_index[:, edge_type == 1]``; None for any other call."""
+        types = self._assembly.setting.types
+        match args:
+            case [EdgeKinds(None), int(number)] if types is not None and target in (operator.eq, torch.eq, "eq"):
+                if not 0 <= number < len(types.edges):
+                    raise ModelError(f"it asks for edges of type {number}; the graph has {len(types.edges)} types")
+                return EdgeKinds(number)
+            case [Graph(relation=None) as graph, (slice() as ends, EdgeKinds(int(number)))] if types is not None:
+                is_all = target is operator.getitem and ends == slice(None)
+                return replace(graph, relation=[*types.edges][number]) if is_all else None
+        return None
 
     def _call_on_edges(self, node: fx.Node, name: str, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Return what a function or method gives for edges or their data: mostly a call that is deferred."""
