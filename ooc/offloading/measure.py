@@ -74,7 +74,6 @@ def on_meta(module: nn.Module) -> nn.Module:
         memo[id(buffer)] = buffer.detach().to(META)
     made = copy.deepcopy(module, memo)
     for part in made.modules():
-        vars(part).pop("forward", None)  # set by an ooc.offload block
         for hooks in (part._forward_hooks, part._backward_hooks, part._backward_pre_hooks):
             hooks.clear()  # the caller's hooks may read or keep values
     return made

@@ -39,6 +39,10 @@ CallHook = Callable[[tuple[Any, ...], dict[str, Any]], None]
 """A function that is told the arguments of each call of the module."""
 
 
+_SET = "forward", "__reduce_ex__"
+"""What is set on modules within a block."""
+
+
 def layers_of(module: nn.Module) -> dict[nn.Module, str]:
     """Return the layers of ``module`` with their names.
 
@@ -142,6 +146,15 @@ class _SeenStorage:
             return self.counter._version != before
 
 
+def _reduced(module: nn.Module, own: dict[str, Any], protocol: Any) -> Any:
+    """Return what ``module`` is copied or pickled by, as outside a block: calls of a copy are not of the module."""
+    reduced: Any = type(module).__reduce_ex__(module, protocol)
+    made, given, state, *rest = reduced
+    if isinstance(state, dict):
+        state = {name: value for name, value in state.items() if name not in _SET} | own
+    return made, given, state, *rest
+
+
 class Saving:
     """The hooks that store or recompute what ``module`` saves while it is called within ``applied``.
 
@@ -179,18 +192,19 @@ class Saving:
         wrapped = {self.module: self._module_call(self.module.forward, before)}
         for layer, name in layers_of(self.module).items():
             wrapped[layer] = self._layer_call(layer, name, layer.forward)
-        own = {module: vars(module)["forward"] for module in wrapped if "forward" in vars(module)}
+        own = {module: {"forward": vars(module)["forward"]} for module in wrapped if "forward" in vars(module)}
         try:
             for module, forward in wrapped.items():
                 module.forward = forward
+                vars(module)["__reduce_ex__"] = partial(_reduced, module, own.get(module, {}))
             with saved_tensors_hooks(self._pack, self._unpack):
                 yield
         finally:
             self._over = True
             for module in wrapped:
-                vars(module).pop("forward", None)
-                if module in own:
-                    module.forward = own[module]
+                for name in _SET:
+                    vars(module).pop(name, None)
+                vars(module).update(own.get(module, {}))
 
     def _module_call(self, forward: Callable[..., Any], before: CallHook) -> Callable[..., Any]:
         def run(*given: Any, **named: Any) -> Any:

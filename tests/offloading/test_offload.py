@@ -8,12 +8,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn.models import GAT, GraphSAGE
 
@@ -439,3 +441,22 @@ def test_layers_are_found_by_how_a_module_is_built() -> None:
     names = layers_of(Graph(GraphSAGE(8, 16, 2, 4, norm="layer_norm"))).values()
     assert {"model.convs.0", "model.convs.1", "model.norms.0", "model.act"} <= set(names)
     assert layers_of(nn.Linear(2, 2)) == {}
+
+
+def test_copies_of_a_module_are_its_own(tmp_path: Path) -> None:
+    """As averages and the best weights so far, made within the block by ``copy.deepcopy`` or ``torch.save``."""
+    x = torch.randn(40, 8)
+    module = nn.Sequential(nn.Linear(8, 32), Block(), nn.Linear(32, 4)).eval()
+    module[2].forward = MethodType(lambda own, x: F.linear(x, 2 * own.weight), module[2])
+    with ooc.offload(module, memory="10M", spill_dir=tmp_path):
+        before = module(x).detach()
+        copied = AveragedModel(module)
+        torch.save(module[:2], tmp_path / "part.pt")
+        with torch.no_grad():
+            module[0].weight.zero_()
+        assert torch.equal(copied(x), before)
+        copied(x).sum().backward()
+        assert module[0].weight.grad is None
+    loaded = torch.load(tmp_path / "part.pt", weights_only=False)
+    assert torch.equal(copied(x), before) and torch.equal(module[2](loaded(x)), before)
+    assert not {"forward", "__reduce_ex__"} & {*vars(module), *vars(module[1])}
