@@ -79,8 +79,8 @@ class Planning:
             can = self._device is None or self._device.backend
             way = ExchangeWay.DEVICE if can else ExchangeWay.HOST
         return Limits(
-            (on_device if settings.gpu_budget is None else settings.gpu_budget) // (count if one_memory else 1),
-            (whole if settings.host_budget is None else settings.host_budget) // count,
+            on_device if settings.gpu_budget is None else settings.gpu_budget,
+            whole if settings.host_budget is None else settings.host_budget,
             block_rows=settings.block_rows,
             slab_columns=settings.slab_columns,
             exchange=ExchangeForm(settings.exchange),
@@ -89,7 +89,7 @@ class Planning:
             ssd_write_bytes=settings.max_ssd_writes,
             one_memory=one_memory,
             processes=count,
-        )
+        ).share(count)
 
     @property
     def memory_bytes(self) -> int:

@@ -182,9 +182,7 @@ class Resources:
         take as much as the smallest may, or all on the CPU."""
         if ranks.count == 1:
             return self
-        limits, count = self.limits, ranks.local_count
-        device_bytes = limits.device_bytes // count if limits.one_memory else limits.device_bytes
-        own = replace(limits, device_bytes=device_bytes, host_bytes=limits.host_bytes // count)
+        own = self.limits.share(ranks.local_count)
         if len({bool(one) for one in ranks.gathered(torch.tensor([self.device is not None]))}) > 1:
             raise OptionError("some processes compute on a GPU and some on the CPU; give all of them the same device=")
         numbers = ranks.gathered(torch.tensor([own.device_bytes, own.host_bytes, self.threads]))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ooc.memory import divide_memory
 from ooc.plan import UNMEASURED, Hardware, Limits, Workload
 from ooc.plan.layout.layout import Choice, SlabChoice, lay_out, layout_key, pulled_sources
 from ooc.plan.program.build import build_plan
@@ -94,3 +95,13 @@ def test_choices_that_come_to_the_same_are_laid_out_alike(
     keys, layouts = zip(*[(layout_key(choice, work), lay_out(work, choice)) for choice in choices], strict=True)
     assert keys[0] != keys[1] or layouts[0] == layouts[1]
     assert layouts[0] != layouts[1] or keys[0] == keys[1]
+
+
+def test_processes_share_one_memory_to_the_last_byte() -> None:
+    """Of 10 MB, two processes' parts of both budgets, each rounded down, were a byte less than 5 MB together: what an
+    error named as the least for two was then refused."""
+    for memory, count in [(10_000_000, 2), (12_345_678, 3)]:
+        given = Limits(*divide_memory(memory), one_memory=True)
+        assert given.share(count).memory_bytes == memory // count
+    two = Limits(10, 11)
+    assert two.share(2) == Limits(10, 5), "a GPU's memory is each process's own"

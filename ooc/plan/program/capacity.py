@@ -3,7 +3,7 @@
 does."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from math import inf
@@ -93,6 +93,14 @@ class Limits:
         if wire is None or self.is_direct:
             return link
         return min(link, wire.there_and_back_bytes_per_s)
+
+    def share(self, count: int) -> "Limits":
+        """Return the limits of one of ``count`` processes on a machine: its part of memory, with a GPU of its own."""
+        device_bytes, host_bytes = self.device_bytes, self.host_bytes // count
+        if self.one_memory:  # the parts of both budgets, each rounded down, could be a byte less than that of their sum
+            device_bytes //= count
+            host_bytes = self.memory_bytes // count - device_bytes
+        return replace(self, device_bytes=device_bytes, host_bytes=host_bytes)
 
     def of_all(self, nbytes: int) -> str:
         """Return the budget that the user must give for all processes, as text, so that each has ``nbytes`` for the
