@@ -312,6 +312,7 @@ class LinkTrainer(Trainer):
         return LinkMetric.of(name or "mrr")
 
     def _job(self, resources: Resources) -> Job:
+        resources = resources.shared_with(self.ranks)
         how: dict[str, Any] = {"negatives": self._drawn, "seed": self._asked["seed"], "resources": resources}
         how |= {"metric": self.metric, "dtype": dtype_of(self.model)}
         objective = self.ranks.in_all(partial(LinkObjective.of, self._links, self.store, **how))
@@ -319,7 +320,7 @@ class LinkTrainer(Trainer):
         self._training = objective.training
         if self._steps > (count := self._training.count):
             raise OptionError(f"{self._steps} steps an epoch are more than the {count} training links; each needs one")
-        return objective.prepared(self.model, self.store, resources.shared_with(self.ranks), **self._asked)
+        return objective.prepared(self.model, self.store, resources, **self._asked)
 
     def _why_unscored(self) -> str:
         return "" if self._links.valid is not None else "there are no validation links"

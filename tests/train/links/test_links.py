@@ -700,6 +700,18 @@ def test_processes_change_no_bit(store: Store, links: ooc.Links, tmp_path: Path)
         assert all(map(torch.equal, weights, alone[2]))
 
 
+def test_processes_sort_links_each_in_its_own_part_of_the_memory(
+    store: Store, links: ooc.Links, tmp_path: Path
+) -> None:
+    def work(rank: int) -> str:
+        with pytest.raises(ooc.BudgetError if rank == 0 else ooc.RankError) as caught:
+            ooc.LinkTrainer(_model(), store, links, memory="48K")
+        return str(caught.value)
+
+    for error in together(2, tmp_path, work):
+        assert "400 links in order needs 25.6 KB" in error and error.endswith("give memory='51200', for 2 processes")
+
+
 def _saved(folder: Path, graph: Data, links: ooc.Links) -> tuple[str, str]:
     ooc.convert(Data(x=graph.x.float(), edge_index=graph.edge_index), folder / "g.ooc")
     names = ("train", "valid", "test", "valid_negatives")
