@@ -188,11 +188,11 @@ class Calls:
     def _refuse_autograd_functions(self) -> AbstractContextManager[Any]:
         """Refuse autograd.Functions: their backward is not seen, and the calls in their forward would be differentiated
         instead."""
-        own, as_before = get_ident(), torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+        own, as_before = get_ident(), vars(torch.autograd.Function)["apply"]
 
         def apply(function: type, *args: Any, **kwargs: Any) -> Any:
             if get_ident() != own:
-                return as_before(function, *args, **kwargs)
+                return as_before.__get__(None, function)(*args, **kwargs)
             raise self._refuse(f"{function.__name__} is a torch.autograd.Function, with a backward of its own")
 
         return mock.patch.object(torch.autograd.Function, "apply", classmethod(apply))
