@@ -40,7 +40,7 @@ _TRITON_BYTES = 80_000_000 if find_spec("triton") else 0
 _NUMBA_BYTES = 130_000_000 if find_spec("numba") else 0
 """Memory of numba, which torch-geometric imports if it is installed; half of it is for compiled loops and the
 compiler."""
-OVERHEAD_BYTES = (500_000_000 + _TRITON_BYTES if torch.version.cuda is None else 800_000_000) + _NUMBA_BYTES
+OVERHEAD_BYTES = (500_000_000 + _TRITON_BYTES if torch.version.cuda is None else 900_000_000) + _NUMBA_BYTES
 """Resident memory besides the two budgets: the interpreter with torch (whose build for CUDA is larger and comes with
 triton) and torch-geometric."""
 CPU = torch.device("cpu")
