@@ -50,7 +50,7 @@ class CsrWriter:
     their data.
 
     The data is ``edge_weight`` [E] and ``edge_features`` [E, F], as ``values`` says. ``most_edges`` bounds E, which is
-    known only at the end. ``only_ones``: whether all data is 1.
+    known only at the end.
     """
 
     def __init__(self, store: Path, direction: str, form: KeyForm, *, most_edges: int, values: ValueForm) -> None:
@@ -66,7 +66,6 @@ class CsrWriter:
         # The first row that is not complete yet, and what came of it so far.
         self._row = self._row_edges = self._row_loops = 0
         self.edges = self.self_loops = 0
-        self.only_ones = True
         self._writers = {
             name: ArrayWriter(store, f"{direction}/{name}", shape, dtype) for name, (shape, dtype) in shapes.items()
         }
@@ -80,15 +79,14 @@ class CsrWriter:
         return self._indices.rows
 
     def found(self) -> dict[str, Any]:
-        """The numbers of edges and self-loops, and whether all data is 1."""
-        return {"edges": self.edges, "self_loops": self.self_loops, "only_ones": self.only_ones}
+        """The numbers of edges and self-loops."""
+        return {"edges": self.edges, "self_loops": self.self_loops}
 
     def append(self, edges: Edges) -> None:
         """Add edges, none below the earlier ones."""
         if not len(edges):
             return
         for name, writer in self._values.items():
-            self.only_ones = self.only_ones and bool((edges[name] == 1).all())
             writer.append(edges[name])
         keys = keys_of(edges)
         rows, columns = self._form.rows(keys), self._form.columns(keys)
@@ -349,7 +347,8 @@ def write_direction(
 ) -> None:
     """Sort ``buckets`` into the arrays of ``direction``; remove their files when done.
 
-    The result of the stage is ``edges`` and ``self_loops``, their numbers, and ``only_ones``: whether all data is 1.
+    The result of the stage is ``edges`` and ``self_loops``, their numbers, and ``only_ones``: whether all weights are
+    1, before those of duplicates are summed.
     """
     store, name, stage, scratch, form = direction
     journal, listener = work.journal, work.listener
@@ -359,18 +358,27 @@ def write_direction(
     most = sum(bucket.count for bucket in buckets) + (form.nodes if self_loops else 0)
     rmtree(store / name, ignore_errors=True)
     csr = CsrWriter(store, name, form, most_edges=most, values=values)
+    only_ones = True
+
+    def examined(runs: Iterable[Edges]) -> Iterator[Edges]:
+        nonlocal only_ones
+        for run in runs:
+            only_ones = only_ones and bool((run[EDGE_WEIGHT] == 1).all())
+            yield run
+
     sizes = {"capacity": shares.sort_keys, "block": shares.edges, "workers": shares.sort_workers}
     sorter = Sorter(scratch, buckets, values.dtype, **sizes)
     with reported(listener, f"writing {stage}", most, "edges") as advance:
         with closing(sorter.runs()) as ascending:  # Ends its threads in any case.
             runs = cut(ascending, shares.edges)
+            runs = examined(runs) if EDGE_WEIGHT in values.names else runs
             if drop_duplicates:
                 runs = coalesced(runs, values, form) if values.columns else distinct(runs)
             for run in with_self_loops(runs, form, values) if self_loops else runs:
                 csr.append(run)
                 advance(csr.appended)
         csr.complete()
-        journal.finish(stage, csr.found(), now=True)
+        journal.finish(stage, csr.found() | {"only_ones": only_ones}, now=True)
     rmtree(scratch, ignore_errors=True)
 
 

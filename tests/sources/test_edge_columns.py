@@ -107,15 +107,16 @@ def test_values_of_a_matrix_are_weights(tmp_path: Path, symmetry: str) -> None:
     assert store.undirected == (symmetry == "symmetric") and verify(store) == []
 
 
-@pytest.mark.parametrize("symmetry", ["general", "symmetric"])
-def test_a_matrix_of_ones_has_no_weights(tmp_path: Path, symmetry: str) -> None:
-    """The same bytes as of a pattern."""
-    entries = "3 3 3\n2 1 1\n3 2 1\n3 3 1\n"
+@pytest.mark.parametrize(("symmetry", "merged"), [("general", False), ("general", True), ("symmetric", False)])
+def test_a_matrix_of_ones_has_no_weights(tmp_path: Path, symmetry: str, merged: bool) -> None:
+    """The same bytes as of a pattern, also where edges that are there both ways are merged with their reverses."""
+    entries = "3 3 4\n2 1 1\n1 2 1\n3 2 1\n3 3 1\n" if merged else "3 3 3\n2 1 1\n3 2 1\n3 3 1\n"
+    options = {"symmetrize": True} if merged else {}
     for field in ("real", "pattern"):
         text = f"%%MatrixMarket matrix coordinate {field} {symmetry}\n" + entries
         text = text.replace(" 1\n", "\n") if field == "pattern" else text
         (tmp_path / f"{field}.mtx").write_text(text)
-        ooc.convert(tmp_path / f"{field}.mtx", tmp_path / f"{field}.ooc", **_MADE_UP)
+        ooc.convert(tmp_path / f"{field}.mtx", tmp_path / f"{field}.ooc", **_MADE_UP, **options)
     assert files_of(tmp_path / "real.ooc") == files_of(tmp_path / "pattern.ooc")
     assert not ooc.open(tmp_path / "real.ooc").has_edge_weight
 
