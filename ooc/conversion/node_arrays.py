@@ -117,12 +117,21 @@ def _label_blocks(source: Source, wanted: np.dtype[Any], block_rows: int) -> Ite
     counted = source.num_classes is None
     count, called = source.num_labelled, source.labelled
     most = max(count, MOST_CLASSES) if source.num_classes is None else source.num_classes
+    whole = None
+    if task is Task.VALUES and wanted != np.float64:
+        whole = WholeColumns(most, lambda row, column: f"label {column} of {called} {row}")
     for block in source.labels(block_rows):
         if row + len(block.y) > count:
             raise SourceError(f"{source.name} has labels of more than its {count} {called}s")
         if task is Task.VALUES:
+            given = block.y
             with np.errstate(over="ignore"):
-                block = block._replace(y=block.y.astype(wanted, copy=False))
+                block = block._replace(y=given.astype(wanted, copy=False))
+            if (rounded := whole_numbers_rounded(block.y, given)) is not None:
+                at, column, value = first_of(given, row, rounded)
+                raise rounded_by(wanted.name, f"label {column} of {called} {at}", value)
+            if whole is not None and given.dtype == np.float64:
+                whole.examine(np.where(np.isnan(given), 0, given), row)
         valid = task.valid(block.y, most)
         if not valid.all():
             at = int(valid.argmin())
@@ -142,6 +151,8 @@ def _label_blocks(source: Source, wanted: np.dtype[Any], block_rows: int) -> Ite
                 raise SourceError(f"{where} has no label (-1 and NaN are none); {hint}")
         yield row, block
         row += len(block.y)
+    if whole is not None:
+        whole.check()
 
 
 def write_features(

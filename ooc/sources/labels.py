@@ -112,7 +112,7 @@ class LabelForm:
             case Task.MULTILABEL:
                 return self._binary_labels(y, row)
             case Task.VALUES:
-                return y.reshape(len(y), -1).astype(np.result_type(y, np.float32), copy=False)
+                return y.reshape(len(y), -1)
 
     def _binary_labels(self, y: AnyArray, row: int) -> AnyArray:
         y = y.reshape(len(y), -1)

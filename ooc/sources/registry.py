@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The known formats, and the choice of a source's format."""
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ooc.sources.formats import (
     tu_dataset,
     typed_tables,
 )
-from ooc.sources.formats.arrays import ARRAY_NAMES, ArrayOptions, array_source, is_pyg_data, pyg_source
+from ooc.sources.formats.arrays import ARRAY_NAMES, ARRAY_OPTIONS, ArrayOptions, array_source, is_pyg_data, pyg_source
 from ooc.sources.formats.edges import edge_table, webgraph
 from ooc.sources.formats.held_graphs import held_source, is_held_graph
 from ooc.sources.formats.many_graphs import is_many_graphs, many_graphs_source
@@ -70,11 +71,15 @@ def open_source(source: Any, *, format: str | None, request: Request) -> Source:
         for name, array in source.items():
             if np.ma.is_masked(array):
                 raise SourceError(f"arrays: {name} has values that are masked; fill them, or leave these nodes out")
+        check_taken(ARRAY_OPTIONS, "a dictionary of arrays", request)
         arrays = {name: np.asarray(array) for name, array in source.items() if name in ARRAY_NAMES}
+        if others := [str(name) for name in source if name not in ARRAY_NAMES]:
+            warnings.warn(f"arrays: not used: {', '.join(others)}", RuntimeWarning, stacklevel=3)
         return array_source(arrays, ArrayOptions(request=request, name="arrays", format="arrays"))
     if is_many_graphs(source):
         return many_graphs_source(source, request)
     if is_pyg_data(source):
+        check_taken(ARRAY_OPTIONS, "PyG's data", request)
         return pyg_source(source, request)
     if not isinstance(source, str | Path):
         raise SourceError(

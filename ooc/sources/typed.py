@@ -34,9 +34,11 @@ def typed_source(
     SourceError where a type cannot be the name of a folder, or edges lead to a missing node type.
     """
     nodes = {labelled: source, **others}
+    if wrong := [kind for kind in nodes if not _NAME.fullmatch(kind)]:
+        raise SourceError(f"{source.name}: the node type {wrong[0]!r} cannot be the name of a folder; rename it")
     taken: set[str] = set()
     for kind in edges:
-        if kind.folder.lower() in taken or not all(map(_NAME.fullmatch, kind)):
+        if kind.folder.lower() in taken or not _NAME.fullmatch(kind.relation):
             raise SourceError(f"{source.name}: the edge type {tuple(kind)} cannot be the name of a folder; rename it")
         if missing := [end for end in (kind.source, kind.target) if end not in nodes]:
             raise SourceError(

@@ -59,6 +59,16 @@ def test_values_keep_the_type_of_the_features(tmp_path: Path) -> None:
         ooc.convert(_labelled(y), tmp_path / "h.ooc")
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+def test_whole_values_that_would_be_rounded_are_named(tmp_path: Path, dtype: type) -> None:
+    y = np.full((_NODES, 2), 0.5, dtype)
+    y[:, 1] = 2**24 + 1
+    with pytest.raises(SourceError, match="label 1 of node 0 is 16777217, which float32 would round; give dtype"):
+        ooc.convert(_labelled(y), tmp_path / "g.ooc", task="values")
+    store = ooc.convert(_labelled(y), tmp_path / "g.ooc", task="values", dtype="float64")
+    np.testing.assert_array_equal(store.array("y").read(), y)
+
+
 def test_a_store_that_says_nothing_has_classes(tmp_path: Path) -> None:
     store = ooc.convert(random_arrays(), tmp_path / "g.ooc")
     metadata = store.path / "zarr.json"

@@ -184,6 +184,10 @@ REFUSED: dict[str, tuple[Callable[[HeteroData], object], str]] = {
         lambda data: setattr(data["paper", "in/out", "paper"], "edge_index", torch.zeros(2, 1).long()),
         "cannot be the name of a folder",
     ),
+    "a name of nodes for no folder": (
+        lambda data: setattr(data["../topic"], "x", torch.ones(2, 1)),
+        "the node type '../topic' cannot be the name of a folder",
+    ),
 }
 
 

@@ -149,6 +149,15 @@ def test_labels_that_may_be_meant_otherwise_are_told_of(tmp_path: Path, y: Any, 
     assert any(isinstance(event, Note) and event.text.startswith(said) for event in heard)
 
 
+def test_arrays_of_other_names_are_told_of(tmp_path: Path) -> None:
+    arrays, heard = random_arrays() | {"edge_weights": np.ones(300)}, list[Event]()
+    with pytest.warns(RuntimeWarning, match="arrays: not used: edge_weights"):
+        ooc.convert(arrays, tmp_path / "g.ooc")
+    np.savez(tmp_path / "g.npz", **arrays)
+    ooc.convert(tmp_path / "g.npz", tmp_path / "h.ooc", listener=heard.append)
+    assert Note("g: not used: edge_weights") in heard
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _open_what_stays_open(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The event loop that zarr keeps has descriptors of its own."""
@@ -232,6 +241,9 @@ def test_nonsense_options_are_refused(tmp_path: Path) -> None:
     _assert_refused(arrays, tmp_path, "no size", OptionError, host_budget="plenty")
     _assert_refused(arrays, tmp_path, "neither a column of masks nor", split="often")
     _assert_refused(arrays, tmp_path, "one split only", split=2)
+    for option in ("features", "labels"):
+        told = f"a dictionary of arrays takes no option {option}"
+        _assert_refused(arrays, tmp_path, told, OptionError, **{option: np.ones((60, 1))})
     _assert_refused(
         "synthetic:nodes=9,edges=9,features=2,classes=2", tmp_path, "split of its own", OptionError, split=1
     )

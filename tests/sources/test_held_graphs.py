@@ -175,6 +175,12 @@ def test_labels_of_pandas_may_be_missing(tmp_path: Path) -> None:
     assert store.array("y").read().tolist() == [0, -1, 1, 0]
 
 
+def test_texts_that_look_like_numbers_name_classes(tmp_path: Path) -> None:
+    nodes = pandas.DataFrame({"f": [1.0, 2.0, 3.0], "y": ["2", "10", "2"]})
+    store = ooc.convert({"nodes": nodes, "edges": pandas.DataFrame({"src": [0], "dst": [1]})}, tmp_path / "g.ooc")
+    assert store.class_names == ("10", "2") and store.array("y").read().tolist() == [1, 0, 1]
+
+
 def test_a_frame_of_edges_alone(tmp_path: Path) -> None:
     x, y = np.arange(6.0).reshape(3, 2), torch.tensor([0, 1, 1])
     edges = pandas.DataFrame({"a": [0, 1], "b": [1, 2]})
@@ -233,7 +239,14 @@ def test_a_hetero_data_of_one_kind_is_taken(tmp_path: Path) -> None:
     for name in ("x", "y", "in/indices", "in/edge_weight", "split/train"):
         np.testing.assert_array_equal(*(store.array(name).read() for store in stores))
     np.testing.assert_array_equal(edges_of(stores[1]), in_order(edges.numpy()))
-    hetero["author"].x = plain.x
+    for option in ("features", "labels"):
+        with pytest.raises(OptionError, match=f"PyG's data takes no option {option}"):
+            ooc.convert(hetero, tmp_path / "h.ooc", **{option: plain.x})
+    del hetero["paper"].x
+    assert ooc.convert(hetero, tmp_path / "bare.ooc").num_features == 0
+    hetero["author"].x = hetero["paper"].x = plain.x
+    with pytest.raises(SourceError, match="the PyG HeteroData has pos beside x; make them columns of x"):
+        ooc.convert(hetero, tmp_path / "h.ooc", inputs=["pos"])
     typed = ooc.convert(hetero, tmp_path / "h.ooc")
     assert typed.array("edges/paper__cites__paper/in/edge_weight").shape == (3,)
 

@@ -279,7 +279,9 @@ def kind_of_values(values: list[Any]) -> ColumnKind:
         return ColumnKind.TRUTH
     if any(isinstance(value, list | tuple | np.ndarray) for value in there):
         return ColumnKind.NUMBERS  # Anything else is refused when it is read.
-    return kind_of([str(value) for value in there])
+    kind = kind_of([str(value) for value in there])
+    numbers = kind in (ColumnKind.NUMBERS, ColumnKind.LARGE, ColumnKind.COUNTED)
+    return ColumnKind.TEXTS if numbers and there and all(isinstance(value, str) for value in there) else kind
 
 
 def as_cells(values: Values, cells: Cells, where: str, row: int) -> AnyArray:

@@ -33,7 +33,7 @@ from ooc.sources.labels import (
     unsaid_split_note,
 )
 from ooc.sources.node_data import dense_array
-from ooc.sources.reading import Request
+from ooc.sources.reading import SPLIT, Request
 from ooc.sources.source import EdgeBlock, EdgeData, LabelBlock, Mask, RelationSource, Source, ranges
 from ooc.sources.typed import nodes_alone, typed_source
 from ooc.storage.array import AnyArray
@@ -53,6 +53,7 @@ INPUTS = "inputs"
 """The key, in a store's source, of the model inputs beside ``x``: a list of ``[name, columns (0: [N]), whether
 integer]``."""
 ARRAY_NAMES = (*_PYG_ARRAYS, "edges", "x_data", "x_indices", "x_indptr", "x_shape", "num_nodes", "num_classes")
+ARRAY_OPTIONS = frozenset((SPLIT, TASK_OPTION))
 _SPLIT_NAMES = {"train": ("train",), "valid": ("valid", "val"), "test": ("test",)}
 _SCANNED_ROWS = 1 << 16
 _NODE = "node"
@@ -66,13 +67,15 @@ Piece = TypeVar("Piece")
 class ArrayOptions:
     """How arrays become a source: the request, a name for messages, and the format's defaults.
 
-    ``usual_split``: the default split; None: as given, column 0 of two-dimensional masks. ``release`` is called after
-    each block, to free the pages of mapped files. ``may_lack_features``: ``x`` is optional.
+    ``others``: names of arrays that the source has besides. ``usual_split``: the default split; None: as given, column
+    0 of two-dimensional masks. ``release`` is called after each block, to free the pages of mapped files.
+    ``may_lack_features``: ``x`` is optional.
     """
 
     request: Request
     name: str
     format: str
+    others: Sequence[str] = ()
     usual_split: str | None = None
     release: Callable[[], None] = lambda: None
     may_lack_features: bool = False
@@ -117,6 +120,7 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
     said = unsaid_split_note(options.name) if unsaid else f"{options.name}: split is {note}" if note else None
     if unlabelled:
         said = f"{options.name} has no labels: y is missing; nodes cannot be trained, links can"
+    unused = f"{options.name}: not used: {', '.join(options.others)}" if options.others else None
     # What weights are called in PyG, where that is not as usual.
     named = {"weights": "edge_attr"} if carried.weight is not None and "edge_weight" not in arrays else {}
     source = Source(
@@ -135,7 +139,7 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
         task=form.task,
         unlabelled=unlabelled,
         description=({"split": note} if note else {}) | named,
-        notes=tuple(filter(None, (said, form.note))),
+        notes=tuple(filter(None, (said, form.note, unused))),
     )
     return _by_relation(source, arrays["edge_type"].reshape(-1), columns, options) if "edge_type" in arrays else source
 
@@ -401,28 +405,32 @@ def pyg_source(data: Any, request: Request) -> Source:
             "the PyG Data has a batch of several graphs, which would count as one; give them as a list, or without "
             "batch if the model does not look at it"
         )
+    if request.inputs and kind != "Data":
+        raise SourceError(f"the PyG {kind} has {' and '.join(request.inputs)} beside x; make them columns of x")
     if kind == "HeteroData" and (len(data.node_types), len(data.edge_types)) != (1, 1):
         return _hetero_source(data, request)
+    of_nodes = data
     parts: list[tuple[Any, tuple[str, ...]]] = [(data, _PYG_ARRAYS)]
     if kind == "HeteroData":  # of one kind of node and one of edge
-        parts = [(data[data.node_types[0]], _NODE_ARRAYS), (data[data.edge_types[0]], ("edge_index", *EDGE_DATA_NAMES))]
+        of_nodes = data[data.node_types[0]]
+        parts = [(of_nodes, _NODE_ARRAYS), (data[data.edge_types[0]], ("edge_index", *EDGE_DATA_NAMES))]
     arrays: dict[str, Any] = {}
     for part, names in parts:
         arrays |= _arrays_of(part, names)
     if "y" not in arrays and kind == "Data":
         arrays |= _labels_by_split(data)
     beside = {name: getattr(data, name, None) for name in request.inputs}
-    if beside and (kind != "Data" or "x_data" in arrays):
+    if beside and "x_data" in arrays:
         raise SourceError(f"the PyG {kind} has {' and '.join(beside)} beside no dense x; make them columns of x")
-    if "x" not in arrays and not beside and kind == "Data":
-        nodes = len(arrays["y"]) if "y" in arrays and "num_nodes" not in data else data.num_nodes
+    if "x" not in arrays and not beside:
+        nodes = len(arrays["y"]) if "y" in arrays and "num_nodes" not in of_nodes else of_nodes.num_nodes
         arrays |= {} if nodes is None else {"num_nodes": np.array(nodes)}
     inputs = {"x": arrays["x"]} if "x" in arrays and beside else {}
     for name, tensor in beside.items():
         inputs |= _tensor_arrays(tensor, name)
     if beside:
         arrays |= {"x": SideBySide(inputs, f"the PyG {kind}")}
-    options = ArrayOptions(request=request, name=f"the PyG {kind}", format="pyg", may_lack_features=kind == "Data")
+    options = ArrayOptions(request=request, name=f"the PyG {kind}", format="pyg", may_lack_features=True)
     source = array_source(arrays, options)
     if kind == "Data" and (said := _adjacency_facts(data, arrays)):
         source = replace(source, description=source.description | {"adj_t": said})

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from ooc.errors import SourceError
-from ooc.sources.formats.arrays import EDGE_DATA_NAMES, INPUTS, SideBySide, inputs_of, is_pyg_data
+from ooc.sources.formats.arrays import ARRAY_OPTIONS, EDGE_DATA_NAMES, INPUTS, SideBySide, inputs_of, is_pyg_data
 from ooc.sources.labels import (
     TASK_OPTION,
     USUAL_SPLIT,
@@ -27,12 +27,11 @@ from ooc.sources.labels import (
     unsaid_split_note,
 )
 from ooc.sources.node_data import dense_array
-from ooc.sources.reading import SPLIT, Request, check_taken
+from ooc.sources.reading import Request, check_taken
 from ooc.sources.source import EdgeBlock, EdgeData, Ids, LabelBlock, Rows, Source
 from ooc.storage.array import AnyArray
 from ooc.storage.store import SPLITS, Task
 
-OPTIONS = frozenset((SPLIT, TASK_OPTION))
 _NUMBERS_PER_GRAPH = 3
 """Numbers held for each graph: where it begins, and up to two that a format needs."""
 _PASSED_ATTRIBUTES = ("x", "edge_index", "num_nodes", "batch", "ptr")
@@ -170,7 +169,7 @@ def many_graphs_source(graphs: Any, request: Request) -> Source:
     They are iterated over once to count them, and once for each of edges, features and labels; one at a time is held. A
     dataset's ``get_idx_split`` defines its splits; of three lists or datasets each is a split.
     """
-    check_taken(OPTIONS, "a list of graphs", request)
+    check_taken(ARRAY_OPTIONS, "a list of graphs", request)
     graphs = _ConcatenatedSplits(graphs) if _are_splits(graphs) else graphs
     name = getattr(graphs, "name", None) or (
         "the graphs" if isinstance(graphs, list | tuple | _ConcatenatedSplits) else type(graphs).__name__

@@ -24,9 +24,9 @@ from ooc.sources.files.dataset_files import DatasetFiles, holds_dataset
 from ooc.sources.files.npy import NpyArray, edges_between
 from ooc.sources.files.streams import Blob
 from ooc.sources.files.zip_members import Archive
-from ooc.sources.formats.arrays import ARRAY_NAMES, ArrayOptions, array_source
-from ooc.sources.labels import TASK_OPTION, FoundLabels, LabelForm, label_blocks
-from ooc.sources.reading import SPLIT, Reader, Request
+from ooc.sources.formats.arrays import ARRAY_NAMES, ARRAY_OPTIONS, ArrayOptions, array_source
+from ooc.sources.labels import FoundLabels, LabelForm, label_blocks
+from ooc.sources.reading import Reader, Request
 from ooc.sources.source import Source, fingerprint_of
 from ooc.storage.array import AnyArray
 from ooc.storage.store import Task
@@ -51,8 +51,9 @@ def _opening(
     form."""
 
     def opened(path: Path, request: Request) -> Source:
-        arrays = _read_npz(path, wanted, budget_bytes=request.budget_bytes)
-        options = ArrayOptions(request=request, name=path.stem, format=form, usual_split=usual_split)
+        arrays, others = _read_npz(path, wanted, budget_bytes=request.budget_bytes)
+        others = [] if usual else others  # what published files have besides is known
+        options = ArrayOptions(request=request, name=path.stem, format=form, usual_split=usual_split, others=others)
         nbytes = sum(array.nbytes for array in arrays.values())
         source = array_source(arranged(arrays, path.stem), options)
         return replace(source, resident_bytes=nbytes, fingerprint=fingerprint_of(path), **usual)
@@ -62,7 +63,8 @@ def _opening(
 
 def _open_npy(path: Path, request: Request) -> Source:
     mapped, release = _map_npy_folder(path, ARRAY_NAMES)
-    options = ArrayOptions(request=request, name=path.resolve().name, format="npy", release=release)
+    others = sorted(file.stem for file in path.glob("*.npy") if file.stem not in mapped)
+    options = ArrayOptions(request=request, name=path.resolve().name, format="npy", release=release, others=others)
     return replace(
         array_source(mapped, options), fingerprint=fingerprint_of(*(path / f"{name}.npy" for name in mapped))
     )
@@ -113,8 +115,9 @@ def _pairs(arrays: Mapping[str, AnyArray], name: str) -> AnyArray:
 # ---- files --------------------------------------------------------------------------------------------------------
 
 
-def _read_npz(path: Path, wanted: Iterable[str], *, budget_bytes: int) -> dict[str, AnyArray]:
-    """Return the ``wanted`` arrays of the file; raise BudgetError where they would not fit the budget unpacked."""
+def _read_npz(path: Path, wanted: Iterable[str], *, budget_bytes: int) -> tuple[dict[str, AnyArray], list[str]]:
+    """Return the ``wanted`` arrays of the file, and the names of its others; raise BudgetError where they would not fit
+    the budget unpacked."""
     archive = Archive(Blob.of_file(path))
     # All members are looked up: with a name damaged in the directory an array would seem not to be there.
     members = {name: member for name in archive.names() if (member := archive.member(name)) is not None}
@@ -125,7 +128,8 @@ def _read_npz(path: Path, wanted: Iterable[str], *, budget_bytes: int) -> dict[s
             f"{path} unpacks to {format_size(size)}, the host budget is {format_size(budget_bytes)}; "
             f"unzip it to a folder and convert that: its npy files are read in pieces"
         )
-    return {name: NpyArray(member).whole() for name, member in found.items()}
+    others = [name.removesuffix(".npy") for name in members if name.removesuffix(".npy") not in found]
+    return {name: NpyArray(member).whole() for name, member in found.items()}, others
 
 
 def _map_npy_folder(folder: Path, wanted: Iterable[str]) -> tuple[dict[str, AnyArray], Callable[[], None]]:
@@ -153,13 +157,12 @@ def _map_npy_folder(folder: Path, wanted: Iterable[str]) -> tuple[dict[str, AnyA
     return arrays, release
 
 
-_TAKES = frozenset({SPLIT, TASK_OPTION})
 HETEROPHILOUS_READER = Reader(
     needs="heterophilous-graphs npz (node_features, node_labels, edges, *_masks)",
     folder=False,
     recognises=lambda path: _has(path, ("node_features", "node_labels", "edges")),
     open=_opening("heterophilous", _HETEROPHILOUS, _heterophilous_arrays, symmetrize=True),
-    takes=_TAKES,
+    takes=ARRAY_OPTIONS,
 )
 BENCHMARK_READER = Reader(
     needs="gnn-benchmark npz (attr_*, adj_*, labels; or feat_*, edge_index, y)",
@@ -168,21 +171,21 @@ BENCHMARK_READER = Reader(
     open=_opening(
         "gnn-benchmark", _BENCHMARK, _benchmark_arrays, symmetrize=True, drop_self_loops=True, usual_split="random"
     ),
-    takes=_TAKES,
+    takes=ARRAY_OPTIONS,
 )
 NPZ_READER = Reader(
     needs="npz of named arrays (edge_index, x, y, train_mask, ...), unpacked in memory",
     folder=False,
     recognises=lambda path: path.suffix == ".npz",
     open=_opening("npz", ARRAY_NAMES),
-    takes=_TAKES,
+    takes=ARRAY_OPTIONS,
 )
 NPY_READER = Reader(
     needs="folder of npy files of the same names, read in pieces",
     folder=True,
     recognises=lambda path: any(path.glob("*.npy")),
     open=_open_npy,
-    takes=_TAKES,
+    takes=ARRAY_OPTIONS,
 )
 
 

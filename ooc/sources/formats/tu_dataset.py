@@ -15,7 +15,8 @@ import numpy as np
 from ooc.errors import SourceError
 from ooc.sources.files.cells import Cells
 from ooc.sources.files.dataset_files import DatasetFiles
-from ooc.sources.formats.many_graphs import OPTIONS, graph_labels, graphs_source
+from ooc.sources.formats.arrays import ARRAY_OPTIONS
+from ooc.sources.formats.many_graphs import graph_labels, graphs_source
 from ooc.sources.labels import LabelForm, only_answers
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import EdgeBlock, Rows, Source, fingerprint_of, ranges, with_data
@@ -130,5 +131,5 @@ READER = Reader(
     folder=True,
     recognises=lambda path: any(path.glob(f"*{_MARK}")),
     open=_open,
-    takes=OPTIONS,
+    takes=ARRAY_OPTIONS,
 )
