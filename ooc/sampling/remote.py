@@ -56,7 +56,9 @@ class StoreFeatures(FeatureStore):  # type: ignore[misc]
         self._places = places
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
-        return [TensorAttr(group_name=None, attr_name=name) for name in ATTRIBUTES]
+        return [
+            attr for name in ATTRIBUTES if self._array(attr := TensorAttr(group_name=None, attr_name=name)) is not None
+        ]
 
     def _get_tensor(self, attr: TensorAttr) -> Tensor | None:
         array = self._array(attr)
@@ -84,11 +86,13 @@ class StoreFeatures(FeatureStore):  # type: ignore[misc]
         if attr.group_name is not None:
             return None
         name = ATTRIBUTES.get(attr.attr_name) or f"in/{EDGE_ATTRIBUTES.get(attr.attr_name)}"
+        if name == "x" and self._store.sparse_features is not None:
+            return self._store.sparse_features
         found: Array | None = self._store.array(name) if self._store.has(name) else None
         return found
 
     def __len__(self) -> int:
-        return len(ATTRIBUTES)
+        return len(self.get_all_tensor_attrs())
 
 
 class StoreGraph(GraphStore):  # type: ignore[misc]

@@ -144,6 +144,19 @@ def test_what_is_not_there_is_said(backend: Backend, store: Store) -> None:
             change()
 
 
+def test_features_without_their_zeros_are_read_with_them(tmp_path: Path) -> None:
+    arrays = random_arrays(nodes=60, edges=200) | {"x": np.eye(60, dtype=np.float32)}
+    store = ooc.convert(arrays, tmp_path / "g.ooc", order="hop")
+    assert store.sparse_features is not None
+    ids = torch.tensor([7, 3, 59, 7])
+    assert ooc.remote_backend(store)[0].get_tensor(None, "x", ids).numpy().argmax(axis=1).tolist() == ids.tolist()
+    del arrays["x"]
+    data = Data(**{name: torch.from_numpy(arrays[name]) for name in ("edge_index", "y", "train_mask")}, num_nodes=60)
+    features, _ = ooc.remote_backend(ooc.convert(data, tmp_path / "bare.ooc"))
+    names = [attr.attr_name for attr in features.get_all_tensor_attrs()]
+    assert names == ["y", "train_mask", "val_mask", "test_mask"]
+
+
 def test_threads_read_at_once_and_leave_nothing_open(backend: Backend) -> None:
     features, _ = backend
     before, right = open_descriptors(), []
