@@ -248,6 +248,22 @@ class NodeTables:
         self._record_roles(table, found, FEATURE)
         return found
 
+    def check_used(self, edges: Table | None) -> None:
+        """Raise OptionError for a role that is asked for and that no column got: features or labels are elsewhere.
+
+        ``edges``: the table of the edges, whose columns may have the same names.
+        """
+        used = set() if edges is None else {*asked_roles(self._request, edges, EDGES).items()}
+        unused = {}
+        for path, table in self._opened.items():
+            for one in self._asked_roles(table).items():
+                if one[0] in self._meanings[path] or one[1] == IGNORE:
+                    used.add(one)
+                else:
+                    unused[one] = path
+        for one in unused.keys() - used:
+            raise OptionError(f"{as_argument(*one)}: features= or labels= say that this is not in {unused[one]}")
+
     def notes(self) -> tuple[str, ...]:
         """Return a note of the columns' roles for each table."""
         return tuple(column_note(table, self._meanings[path]) for path, table in self._opened.items())

@@ -280,6 +280,42 @@ def store_of(folder: Path) -> dict[str, Any]:
     return {"edge_index": np.array([[0], [1]]), "x": np.ones((2, 1)), "y": np.array([0, 1])}
 
 
+def test_roles_of_edges_columns_count_beside_options(tmp_path: Path) -> None:
+    source = _folder(tmp_path, "csv", _NODES, _EDGES | {"w": [1, 2, 3], "a": [4, 5, 6], "b": [7, 8, 9]})
+    for number, options in enumerate(
+        [
+            {"edge_features": "a,b", "columns": {"w": "weight"}},
+            {"edge_weight": "w", "edge_features": "a", "columns": {"b": "feature"}},
+            {"edge_weight": "w", "columns": {"a": "feature", "b": "feature"}},
+        ]
+    ):
+        store = ooc.convert(source, tmp_path / f"{number}.ooc", **options)
+        carried = np.column_stack([array.read() for array in store.edge_data("in")])
+        assert carried[np.argsort(carried[:, 0])].tolist() == [[1, 4, 7], [2, 5, 8], [3, 6, 9]]
+    for options, message in (
+        ({"edge_weight": "w", "columns": {"a": "weight"}}, "the columns a and w cannot both be weight"),
+        ({"drop_edge_data": True, "columns": {"a": "feature"}}, "leaves out what columns={'a': 'feature'} asks for"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            ooc.convert(source, tmp_path / "g.ooc", **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"labels": "none", "columns": {"label": "label"}},
+        {"labels": "random:2", "columns": {"label": "split"}},
+        {"features": "random:2", "columns": {"f": "feature"}},
+        {"features": np.ones((4, 1)), "labels": np.array([0, 1, 0, 1]), "feature_columns": "f"},
+    ],
+)
+def test_roles_of_columns_that_are_not_asked_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(
+        OptionError, match=r"say that this is not in .*nodes\.csv|feature_columns=f are columns of a table"
+    ):
+        ooc.convert(_folder(tmp_path, "csv", _NODES), tmp_path / "g.ooc", **options)
+
+
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_whole_numbers_that_would_be_rounded_are_named(tmp_path: Path, form: str) -> None:
     """In a column of whole numbers alone; among fractions a number is as near as float32 comes."""

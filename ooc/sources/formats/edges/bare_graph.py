@@ -150,6 +150,9 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
     features = node_features(texts["features"], tables, request)
     labels = node_labels(graph.name, texts["labels"], tables, request)
     ids = tables.ids(graph.name)
+    tables.check_used(graph.table)
+    if features.table is None and (listed := request.option("feature_columns")) is not None:
+        raise OptionError(f"feature_columns={listed} are columns of a table; features are {texts['features']}")
     held = bool(graph.held or request.arrays)
     files = [] if held else [Path(text) for text in texts.values() if not _is_no_file(text)]
     known = {count for count in (graph.num_nodes, features.rows, labels.rows) if count is not None}

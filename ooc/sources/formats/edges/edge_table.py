@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ooc.errors import SourceError
+from ooc.errors import OptionError, SourceError
 from ooc.sources.columns import (
     EDGES,
     FEATURE,
@@ -132,14 +132,22 @@ def _carried(
     """
     other = tuple(column for column in table.columns if column not in ends and asked.get(column) != IGNORE)
     chosen = asked_columns(request, other, str(table.path))
+    weight = next((name for name, role in asked.items() if role == WEIGHT), None)
+    features = tuple(name for name in other if asked.get(name) == FEATURE)
     if request.drop_edge_data:
+        for name in (*([] if weight is None else [weight]), *features):
+            raise OptionError(f"drop_edge_data=True leaves out what {as_argument(name, asked[name])} asks for")
         return _NOTHING, dict.fromkeys(other, "left out: edges are to carry nothing")
-    if not asks_for_edge_data(request):
-        weight = next((name for name, role in asked.items() if role == WEIGHT), None)
+    if asks_for_edge_data(request):
+        if weight is not None and chosen.weight not in (None, weight):
+            raise OptionError(f"the columns {weight} and {chosen.weight} cannot both be {WEIGHT}")
+        more = tuple(name for name in features if name not in chosen.names)
+        chosen = EdgeColumns(chosen.weight or weight, (*chosen.features, *more))
+    else:
         usual = [name for name in other if name.lower() in _WEIGHTS and name not in asked]
         if weight is None and len(usual) == 1:
             weight = usual[0]
-        chosen = EdgeColumns(weight, tuple(name for name in other if asked.get(name) == FEATURE))
+        chosen = EdgeColumns(weight, features)
         unknown = [name for name in other if name not in chosen.names]
         if unknown:
             raise SourceError(
