@@ -304,12 +304,12 @@ class Moves:
     def heights(self, most_steps: int, row_bytes: int = 0) -> Iterator[int]:
         """Yield the heights of a step to try, in rows, the tallest first: tiles times powers of two for which a row
         pass has at most ``most_steps`` steps, or only the height that the user asked for. ``row_bytes``: bytes of the
-        widest row of a block (0: the widest of any matrix)."""
+        widest row of a block (0: the widest of any matrix, if there is one)."""
         if self.limits.block_rows:
             yield self.limits.block_rows
             return
         tile, rows = self.workload.tile_rows, self.workload.rows
-        widest = row_bytes or max(m.columns * m.itemsize for m in self.workload.matrices.values())
+        widest = row_bytes or max((m.columns * m.itemsize for m in self.workload.matrices.values()), default=1)
         largest = BLOCK_BYTES_OF_TIERS if self.on_device else BLOCK_BYTES
         height = tile
         while height < rows and (height * widest * 2 <= largest or height * FEW_STEPS < rows):

@@ -57,6 +57,18 @@ def test_a_map_of_torch_is_a_model_by_itself(tmp_path: Path) -> None:
         assert trainer.fit(progress=False)[0].loss == pytest.approx(expected.item(), rel=1e-9)
 
 
+def test_predictions_of_sparse_features_alone(tmp_path: Path) -> None:
+    """No matrix is read or written."""
+    data = random_data(GRAPH)
+    data.x = data.x * (data.x > 1.5)
+    store = ooc.convert(data, tmp_path / "sparse.ooc", dtype="float64", feature_form="sparse")
+    model = nn.Linear(6, 3).double()
+    with ooc.Trainer(model, store, memory="100M", spill_dir=tmp_path) as trainer:
+        found = trainer.predict()
+    assert found is not None
+    assert torch.allclose(found, model(data.x))
+
+
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_they_are_exact(case: CustomCase, tmp_path: Path) -> None:
     """With ample memory and the least, and in hop order, where rows without labels need not be computed."""
