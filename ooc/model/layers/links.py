@@ -108,8 +108,11 @@ def lower_links(model: LinkPredictor, embeddings: Value, assembly: Assembly) -> 
     kind = LinkLossSums if assembly.setting.training else LinkScores
     module = LinkLosses(model.decoder, model.loss)
     try:
-        with in_modes({part: part.training for part in module.modules()}):
-            module.train(model.training and assembly.setting.training)
+        with in_modes(modes := {part: part.training for part in module.modules()}):
+            module.train(assembly.setting.training)
+            if model.training:  # parts in eval mode of a model in training mode are frozen
+                for part, training in modes.items():
+                    part.training &= training
             losses = lower_opaque(module, f"decoder {type(model.decoder).__name__}", arguments, {}, assembly, kind=kind)
         if penalty:
             losses = assembly.rowwise("losses", lambda *rows: torch.cat(rows, dim=1), [losses, *penalty])

@@ -665,6 +665,28 @@ def test_an_encoder_may_have_nothing_to_train(store: Store, graph: Data, links: 
         torch.testing.assert_close(trainer.predict(), expected, rtol=1e-12, atol=1e-14)
 
 
+class Dropping(nn.Module):
+    """A decoder of what a part leaves of the products."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, heads: Tensor, tails: Tensor) -> Tensor:
+        return self.part(heads * tails).sum(-1)  # type: ignore[no-any-return]
+
+
+def test_parts_of_decoders_in_eval_mode_are_frozen(store: Store, links: ooc.Links) -> None:
+    """In a model in training mode; of one in eval mode all parts are trained, as encoders are."""
+    found = []
+    for part, is_training in ((nn.Identity(), True), (nn.Dropout().eval(), True), (nn.Dropout(), False)):
+        torch.manual_seed(1)
+        model = ooc.LinkPredictor(GraphSAGE(7, 8, 1, 6), Dropping(part)).double()
+        with ooc.LinkTrainer(model if is_training else model.eval(), store, links, memory="24M") as trainer:
+            found.append(trainer.fit(1, progress=False)[0].loss)
+    assert found[0] == found[1] != found[2]
+
+
 class Smoothed(nn.Module):
     """Sums of embeddings over neighbours, as in LightGCN."""
 
