@@ -161,7 +161,7 @@ class Places:
     def admit(self, needed: int, what: str) -> None:
         """Raise BudgetError where ``what`` needs more memory than it may take."""
         if needed > (has := self._limits.memory_bytes):
-            there = f"it may take {format_size(has)}; give memory={self._limits.of_all(needed)}"
+            there = f"it may take {format_size(has)}; give memory={self._limits.of_all(needed)}, or more"
             raise BudgetError(f"{what} needs {format_size(needed)} of memory; {there}")
 
 
