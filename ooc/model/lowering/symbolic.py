@@ -193,6 +193,8 @@ class Calls:
         def apply(function: type, *args: Any, **kwargs: Any) -> Any:
             if get_ident() != own:
                 return as_before.__get__(None, function)(*args, **kwargs)
+            if function.__name__ == "_NoopSaveInputs":  # of checkpoint() in torch 2.9, which then keeps nothing
+                return torch.empty(0)
             raise self._refuse(f"{function.__name__} is a torch.autograd.Function, with a backward of its own")
 
         return mock.patch.object(torch.autograd.Function, "apply", classmethod(apply))
