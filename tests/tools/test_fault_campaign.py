@@ -30,6 +30,7 @@ def test_faults_are_survived_or_named(campaign: Any) -> None:
 
 def test_another_result_is_noticed(campaign: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(campaign, "failures", [])
+    campaign.works._undisturbed(campaign.works.works["convert"])
     expected = campaign.works._expected["convert"]
     monkeypatch.setitem(expected, "h.ooc/y/c/0", b"other labels")
     campaign.try_one("pieces", "convert", 0)
